@@ -1,0 +1,93 @@
+// Package mounts decides what the agent's container sees of the host's files:
+// binds, tmpfs, and image volumes. Probe reads the host, Compile is pure.
+package mounts
+
+// Facts is what Probe read from the host.
+type Facts struct {
+	// Sources holds one entry per source path named by the harness file, keyed by
+	// the path as written, made absolute.
+	Sources map[string]Source
+	// Protected folders may not be mounted, nor anything below or above them:
+	// engines' data and state, agentshim's own folders.
+	Protected []string
+	// HomeRoots are the home folders of the users of this machine; they may not be
+	// mounted themselves.
+	HomeRoots []string
+	// SELinux says that the kernel enforces it.
+	SELinux bool
+}
+
+// Source is one host folder or file.
+type Source struct {
+	// Path is absolute and holds no link.
+	Path string
+	Dir  bool
+	// Dev and Ino identify it; the attestation compares them with what init sees.
+	Dev, Ino uint64
+	UID, GID uint32
+	// Mode holds the permission bits.
+	Mode uint32
+	// NoExec says that the file system it lies on is mounted noexec.
+	NoExec bool
+	// Submounts are the mount points below it.
+	Submounts []string
+	// Sockets are the listening sockets at or below it.
+	Sockets []string
+	// GroupOnly says that the caller can read it only through a supplementary group.
+	GroupOnly bool
+}
+
+// Target is what Compile must know about the container.
+type Target struct {
+	// Podman picks Podman's mechanisms; otherwise Docker's.
+	Podman bool
+	// Rootless says that the engine runs as the caller.
+	Rootless bool
+	// UID and GID own the tmpfs.
+	UID, GID uint32
+	// MemoryBytes is the container's limit, 0 where none holds.
+	MemoryBytes int64
+	// ImageVolumes are the image's VOLUME paths.
+	ImageVolumes []string
+}
+
+// Mount is one mount of the container.
+type Mount struct {
+	// Target is absolute and clean.
+	Target string `json:"target"`
+	// Type is bind or tmpfs.
+	Type string `json:"type"`
+	// Source is the host path of a bind.
+	Source   string `json:"source,omitempty"`
+	Writable bool   `json:"writable"`
+	NoExec   bool   `json:"noexec"`
+	// NoSUIDBy, NoDevBy and NoExecBy name what enforces each: "flag" (the mount
+	// flag), "no-new-privileges", "devices-cgroup", "" (not asked for) or
+	// "gap" (asked for and not enforced).
+	NoSUIDBy string `json:"nosuidBy"`
+	NoDevBy  string `json:"nodevBy"`
+	NoExecBy string `json:"noexecBy,omitempty"`
+	// SizeBytes, Mode, UID and GID are a tmpfs's.
+	SizeBytes int64  `json:"sizeBytes,omitempty"`
+	Mode      uint32 `json:"mode,omitempty"`
+	UID       uint32 `json:"uid,omitempty"`
+	GID       uint32 `json:"gid,omitempty"`
+	// Label is z, Z or empty.
+	Label string `json:"label,omitempty"`
+	// Dev and Ino identify the bind's source.
+	Dev uint64 `json:"-"`
+	Ino uint64 `json:"-"`
+	// Why says what it is for: workspace, mount, home, tmp, run, shm, image-volume.
+	Why string `json:"why"`
+}
+
+// Set is everything Compile decided.
+type Set struct {
+	// Mounts are in mount order: parents before children.
+	Mounts []Mount `json:"mounts"`
+	// BindNoExec lists targets where noexec was asked for and this engine can't
+	// enforce it (the gap bind-noexec).
+	BindNoExec []string `json:"bindNoExec,omitempty"`
+	// Warnings are shown to the user; nothing is refused by them.
+	Warnings []string `json:"warnings,omitempty"`
+}

@@ -1,0 +1,97 @@
+// Package spec decides a run: a harness file and the host's facts become one
+// Plan. Everything in it is pure: no function reads a file, the environment or
+// the clock.
+package spec
+
+import "github.com/agentshim/agentshim/mounts"
+
+// Host is what shim.Probe found; tests write it as a literal.
+type Host struct {
+	Engine  Engine
+	Image   Image
+	Caller  Caller
+	Machine Machine
+	Mounts  mounts.Facts
+}
+
+// Kinds of engine.
+const (
+	Docker = "docker"
+	Podman = "podman"
+)
+
+// Engine is the container engine as it answered.
+type Engine struct {
+	// Kind is Docker or Podman, told by what answered and not by the client's name.
+	Kind string `json:"kind"`
+	// Client is the absolute path of the client program.
+	Client string `json:"client"`
+	// Socket is the path of Docker's API socket; empty for Podman.
+	Socket  string `json:"socket,omitempty"`
+	Version string `json:"version"`
+	// Rootless says that the engine runs without root on the host.
+	Rootless bool `json:"rootless"`
+	// UserNamespace says that containers get a user namespace by the engine's own
+	// configuration (Docker's userns-remap).
+	UserNamespace bool `json:"userNamespace"`
+	// CgroupVersion is 1 or 2; CgroupHybrid says that a v2 hierarchy is mounted beside v1.
+	CgroupVersion int  `json:"cgroupVersion"`
+	CgroupHybrid  bool `json:"cgroupHybrid"`
+	// LimitsHold says that memory, cpus and pids limits take effect.
+	LimitsHold bool `json:"limitsHold"`
+	// Runtime is the OCI runtime's name; RuntimePath is passed to the engine when
+	// the configured one can't run here (crun on hybrid cgroups), else empty.
+	Runtime        string `json:"runtime"`
+	RuntimeVersion string `json:"runtimeVersion"`
+	RuntimePath    string `json:"runtimePath,omitempty"`
+}
+
+// Image is the image after the pull decision.
+type Image struct {
+	// Ref is what the file named, ID what runs: "sha256:…".
+	Ref string `json:"ref"`
+	ID  string `json:"id"`
+	// Digest is the repository digest, empty for a local image.
+	Digest string `json:"digest,omitempty"`
+	OS     string `json:"os"`
+	Arch   string `json:"arch"`
+	// Variant is the architecture's variant, e.g. v7.
+	Variant string `json:"variant,omitempty"`
+	// User is the image's USER as written.
+	User string `json:"user,omitempty"`
+	// Env is the image's ENV in order, NAME=value.
+	Env         []string `json:"-"`
+	Volumes     []string `json:"volumes,omitempty"`
+	HealthCheck bool     `json:"healthCheck,omitempty"`
+	WorkingDir  string   `json:"workingDir,omitempty"`
+}
+
+// Caller is the user that runs agentshim.
+type Caller struct {
+	UID    uint32   `json:"uid"`
+	GID    uint32   `json:"gid"`
+	Groups []uint32 `json:"groups,omitempty"`
+	// SubUIDs and SubGIDs are the lengths of the caller's subordinate id ranges.
+	SubUIDs uint32 `json:"subUids,omitempty"`
+	SubGIDs uint32 `json:"subGids,omitempty"`
+	// HardNoFile and HardNProc are the hard limits that bound a container's ulimits:
+	// the daemon's for Docker, the caller's for Podman.
+	HardNoFile uint64 `json:"hardNofile"`
+	HardNProc  uint64 `json:"hardNproc"`
+	// CPUs is the number of CPUs the caller may use.
+	CPUs int `json:"cpus"`
+	// WorkingDir and Home are for messages only.
+	Home string `json:"-"`
+}
+
+// Machine is the host itself.
+type Machine struct {
+	OS          string `json:"os"`
+	Arch        string `json:"arch"`
+	Kernel      string `json:"kernel"`
+	MemoryBytes int64  `json:"memoryBytes"`
+	// Namespaces are the caller's own, "kind:[inode]" by kind; a container's must differ.
+	Namespaces map[string]string `json:"-"`
+	SELinux    bool              `json:"selinux"`
+	AppArmor   bool              `json:"apparmor"`
+}
