@@ -1,0 +1,449 @@
+#!/usr/bin/env bash
+# setup.sh COMMAND prepares a machine for agentshim's tests and its first run.
+#
+#   packages  install the Debian packages that are missing (root)
+#   engines   start dockerd if no daemon answers, configure Podman, make the
+#             users of the rootless and the docker-group set-up (root)
+#   images    make the test images and load them into all stores (root)
+#   all       packages, engines, images
+#   hello     what `make run` needs: the engine that answers is used as it is
+#             and gets the image agentshim/hello:test; where none answers, root
+#             gets one installed and started
+#   stop      end the dockerd that `engines` started, and no other
+#
+# Every command can be repeated, and is quick when there is nothing to do. Each
+# wait has a bound. Progress goes to standard error; nothing reads standard input.
+set -euo pipefail
+umask 022
+export LC_ALL=C PATH="$PATH:/usr/local/sbin:/usr/sbin:/sbin"
+exec </dev/null
+
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+readonly here
+
+readonly docker_host=unix:///var/run/docker.sock
+readonly dockerd_log=/var/log/agentshim-test-dockerd.log
+readonly dockerd_pid=/run/agentshim-test-dockerd.pid
+readonly setup_lock=/run/agentshim-test-setup.lock
+readonly policy=/usr/sbin/policy-rc.d
+readonly containers_conf=/etc/containers/containers.conf
+readonly marker='# written by agentshim integration/setup.sh'
+
+readonly rootless_user=agentshim-rootless
+readonly docker_user=agentshim-docker
+
+readonly all_packages=(
+	docker.io podman runc crun uidmap slirp4netns fuse-overlayfs docker-registry
+	iptables nftables busybox-static libseccomp-dev pkg-config gcc libc6-dev
+	tmux strace make git
+)
+readonly hello_packages=(docker.io runc iptables busybox-static)
+# The same needs as programs, for a system without dpkg.
+readonly all_programs=(
+	docker dockerd podman runc crun newuidmap slirp4netns iptables nft busybox
+	pkg-config gcc tmux strace make git
+)
+readonly all_images=(hello env volume user health)
+
+say() { printf 'setup: %s\n' "$*" >&2; }
+
+# die MESSAGE [HINT]
+die() {
+	say "$1"
+	[ $# -lt 2 ] || say "hint: $2"
+	exit 1
+}
+
+have() { command -v "$1" >/dev/null 2>&1; }
+
+need_root() {
+	[ "$(id -u)" -eq 0 ] || die "$1 needs root" "run it as root: $2"
+}
+
+# slowly WHAT SECONDS COMMAND... runs COMMAND with that time limit, shows every
+# ten seconds that it still runs, and its output only if it fails.
+slowly() {
+	local what=$1 limit=$2 log pid start=$SECONDS next=10 code=0
+	shift 2
+	log=$(mktemp)
+	say "$what …"
+	timeout --kill-after=10 "$limit" "$@" >"$log" 2>&1 &
+	pid=$!
+	trap 'kill "$pid" 2>/dev/null; wait "$pid"; exit 130' INT TERM
+	while kill -0 "$pid" 2>/dev/null; do
+		sleep 0.2
+		if [ $((SECONDS - start)) -ge "$next" ]; then
+			say "$what … $((SECONDS - start)) s"
+			next=$((next + 10))
+		fi
+	done
+	wait "$pid" || code=$?
+	trap - INT TERM
+	if [ "$code" -ne 0 ]; then
+		tail -n 30 "$log" >&2
+		rm -f "$log"
+		[ "$code" -ne 124 ] || die "$what: not done after $limit s"
+		die "$what: exit code $code"
+	fi
+	rm -f "$log"
+}
+
+# docker_local asks the local daemon, whatever the caller's context says.
+docker_local() {
+	env -u DOCKER_CONTEXT -u DOCKER_TLS_VERIFY DOCKER_HOST="$docker_host" \
+		timeout 60 docker "$@"
+}
+
+docker_answers() { have docker && docker_local version --format '{{.Server.Version}}' >/dev/null 2>&1; }
+
+# --- packages ---------------------------------------------------------------
+
+# hold_services keeps package scripts from starting services until
+# release_services; what an interrupted run left is put back first.
+hold_services() {
+	release_services
+	[ ! -e "$policy" ] || mv "$policy" "$policy.agentshim-saved"
+	trap release_services EXIT
+	printf '#!/bin/sh\n%s\nexit 101\n' "$marker" >"$policy"
+	chmod 0755 "$policy"
+}
+
+release_services() {
+	if [ -e "$policy" ] && grep -qxF "$marker" "$policy"; then rm -f "$policy"; fi
+	[ ! -e "$policy.agentshim-saved" ] || mv "$policy.agentshim-saved" "$policy"
+	trap - EXIT
+}
+
+missing_packages() {
+	local name
+	for name in "$@"; do
+		[ "$(dpkg-query -W -f '${db:Status-Status}' "$name" 2>/dev/null || true)" = installed ] ||
+			printf '%s\n' "$name"
+	done
+}
+
+# install_packages PACKAGE... installs what is missing and starts no service.
+install_packages() {
+	local missing
+	mapfile -t missing < <(missing_packages "$@")
+	[ ${#missing[@]} -gt 0 ] || return 0
+	need_root "installing ${missing[*]}" 'integration/setup.sh packages'
+	local apt=(env DEBIAN_FRONTEND=noninteractive apt-get -q -y
+		-o DPkg::Lock::Timeout=120 -o Acquire::Retries=2)
+	slowly 'updating the package lists' 300 "${apt[@]}" update
+	hold_services
+	slowly "installing ${missing[*]}" 1200 \
+		"${apt[@]}" install --no-install-recommends "${missing[@]}"
+	release_services
+	# The tests run a registry of their own; the packaged service is never wanted.
+	if [[ " ${missing[*]} " == *' docker-registry '* ]]; then
+		update-rc.d docker-registry disable >/dev/null 2>&1 || true
+	fi
+}
+
+packages() {
+	if have dpkg-query && have apt-get; then
+		install_packages "${all_packages[@]}"
+		return
+	fi
+	local name missing=()
+	for name in "${all_programs[@]}"; do have "$name" || missing+=("$name"); done
+	[ ${#missing[@]} -eq 0 ] ||
+		die "not on PATH: ${missing[*]}" "install them with this system's package manager"
+}
+
+# --- engines ----------------------------------------------------------------
+
+# drop_stale_pid removes the pid file $1 when its process is not the program $2:
+# dockerd takes any live process of that number for its own predecessor.
+drop_stale_pid() {
+	local pid
+	[ -e "$1" ] || return 0
+	pid=$(<"$1")
+	if [ "$(cat "/proc/${pid:-none}/comm" 2>/dev/null || true)" != "$2" ]; then rm -f "$1"; fi
+}
+
+# start_time prints the start of process $1 in clock ticks since boot, which with
+# the number names a process for good (proc(5), field 22).
+start_time() { sed -E 's/^.*\) //' "/proc/$1/stat" 2>/dev/null | cut -d' ' -f20; }
+
+# launch_dockerd starts dockerd in a session of its own. It inherits no
+# descriptor: a pipe held open would keep the reader of this script's output waiting.
+launch_dockerd() (
+	local fd
+	exec >"$dockerd_log" 2>&1
+	for fd in /proc/self/fd/*; do
+		fd=${fd##*/}
+		[ "$fd" -le 2 ] || eval "exec $fd>&-" 2>/dev/null || true
+	done
+	cd /
+	setsid env -i HOME=/root PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \
+		dockerd --host="$docker_host" &
+	printf '%s %s\n' "$!" "$(start_time "$!")" >"$dockerd_pid"
+)
+
+start_dockerd() {
+	local waited=0
+	if docker_answers; then
+		say 'docker: a daemon answers'
+		return
+	fi
+	have dockerd || die 'dockerd is not installed' 'run integration/setup.sh packages'
+	if [ -d /run/systemd/system ] && systemctl cat docker.service >/dev/null 2>&1; then
+		slowly 'starting docker.service' 120 systemctl start docker.service
+	elif [ ! -e /run/docker.pid ] || drop_stale_pid /run/docker.pid dockerd && [ ! -e /run/docker.pid ]; then
+		drop_stale_pid /run/docker/containerd/containerd.pid containerd
+		say "starting dockerd (log: $dockerd_log) …"
+		launch_dockerd
+	fi
+	until docker_answers; do
+		sleep 0.5
+		waited=$((waited + 1))
+		[ "$waited" -lt 120 ] ||
+			die "no Docker daemon answers on $docker_host after 60 s" "read $dockerd_log"
+	done
+	say 'docker: the daemon answers'
+}
+
+# dockerd_running succeeds if the dockerd that launch_dockerd started still runs
+# and sets pid to its number.
+dockerd_running() {
+	local start
+	[ -e "$dockerd_pid" ] || return 1
+	read -r pid start <"$dockerd_pid"
+	[ -n "$start" ] && [ "$(start_time "$pid")" = "$start" ]
+}
+
+# stop ends the dockerd that launch_dockerd started, with its containers.
+stop() {
+	local pid waited=0
+	if dockerd_running; then
+		say "stopping dockerd (process $pid) …"
+		kill "$pid"
+		while dockerd_running; do
+			sleep 0.5
+			waited=$((waited + 1))
+			[ "$waited" -lt 60 ] || die "dockerd (process $pid) did not end within 30 s"
+		done
+	fi
+	rm -f "$dockerd_pid"
+}
+
+# podman_config prints the Podman settings this machine needs.
+podman_config() {
+	echo "$marker"
+	echo '[containers]'
+	# Podman asks for nofile 1048576 by default, which fails above the hard limit;
+	# as root it lowers its own nproc to pid_max, which bounds its containers'.
+	local files processes
+	files=$(ulimit -Hn)
+	[ "$files" != unlimited ] || files=1048576
+	processes=$(cat /proc/sys/kernel/pid_max)
+	if [ "$(ulimit -Hu)" != unlimited ] && [ "$(ulimit -Hu)" -lt "$processes" ]; then
+		processes=$(ulimit -Hu)
+	fi
+	printf 'default_ulimits = ["nofile=%s:%s", "nproc=%s:%s"]\n' "$files" "$files" "$processes" "$processes"
+	if [ "$(stat -f -c %T /sys/fs/cgroup)" != cgroup2fs ]; then
+		# crun refuses a v2 hierarchy beside v1 ones.
+		printf '[engine]\nruntime = "runc"\n'
+	fi
+}
+
+# configure_podman writes Podman's system-wide settings, unless somebody else did.
+configure_podman() {
+	if [ -e "$containers_conf" ] && ! grep -qxF "$marker" "$containers_conf"; then
+		say "podman: $containers_conf is not ours and stays as it is"
+		return
+	fi
+	mkdir -p "$(dirname "$containers_conf")"
+	podman_config >"$containers_conf.new"
+	mv "$containers_conf.new" "$containers_conf"
+}
+
+# open_tun lets rootless slirp4netns open the tun device.
+open_tun() {
+	if [ ! -e /dev/net/tun ]; then
+		mkdir -p /dev/net
+		mknod /dev/net/tun c 10 200
+	fi
+	chmod 0666 /dev/net/tun
+}
+
+# make_user NAME UID adds a user with a home folder.
+make_user() {
+	id "$1" >/dev/null 2>&1 && return
+	say "adding user $1"
+	useradd --create-home --user-group --uid "$2" --shell /bin/bash "$1" >/dev/null ||
+		die "user $1 with uid $2 can't be added" "look whether uid $2 is taken: getent passwd $2"
+}
+
+# free_range prints a start after every range of the subordinate id file $1.
+free_range() {
+	awk -F: 'BEGIN { top = 100000 } $2 + $3 > top { top = $2 + $3 } END { printf "%d\n", top }' "$1"
+}
+
+# make_users adds the rootless Podman user with 65536 subordinate ids and the
+# member of the docker group. Their uids differ from those the images name.
+make_users() {
+	local start
+	make_user "$rootless_user" 24101
+	make_user "$docker_user" 24102
+	touch /etc/subuid /etc/subgid
+	if ! grep -q "^$rootless_user:" /etc/subuid; then
+		start=$(free_range /etc/subuid)
+		usermod --add-subuids "$start-$((start + 65535))" "$rootless_user"
+	fi
+	if ! grep -q "^$rootless_user:" /etc/subgid; then
+		start=$(free_range /etc/subgid)
+		usermod --add-subgids "$start-$((start + 65535))" "$rootless_user"
+	fi
+	id -nG "$docker_user" | tr ' ' '\n' | grep -qx docker || usermod --append --groups docker "$docker_user"
+}
+
+engines() {
+	start_dockerd
+	configure_podman
+	open_tun
+	make_users
+}
+
+# --- images -----------------------------------------------------------------
+
+# podman_rootless runs Podman as the rootless user. Podman says that / is not a
+# shared mount where it isn't: only mount propagation into containers is lost,
+# and nothing here uses it.
+podman_rootless() {
+	local home
+	home=$(getent passwd "$rootless_user" | cut -d: -f6)
+	(cd / && timeout 300 runuser -u "$rootless_user" -- \
+		env -i HOME="$home" USER="$rootless_user" LOGNAME="$rootless_user" \
+		PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin podman "$@")
+}
+
+podman_root() { (cd / && timeout 300 podman "$@"); }
+
+# holds STORE REFERENCE DIGEST: the store has that very image under that name.
+holds() {
+	local id
+	id=$("$1" image inspect --format '{{.Id}}' "$2" 2>/dev/null) || return 1
+	[ "${id#sha256:}" = "$3" ]
+}
+
+# load_images STORE ARCHIVE LIST loads the archive unless the store has all of
+# the list, and fails if it has not got all of them then.
+load_images() {
+	local store=$1 archive=$2 list=$3 name digest loaded=false
+	while read -r name digest; do
+		holds "$store" "$name" "$digest" && continue
+		if [ "$loaded" = false ]; then
+			say "loading the test images: $store"
+			"$store" load --quiet <"$archive" >/dev/null 2>"$archive.err" || {
+				cat "$archive.err" >&2
+				die "$store: the test images can't be loaded"
+			}
+			loaded=true
+		fi
+		holds "$store" "$name" "$digest" ||
+			die "$store: after the load $name is not image $digest"
+	done <"$list"
+}
+
+# with_archive COMMAND... makes the archive of the images named in the array
+# names and runs COMMAND with its path and its list's path.
+with_archive() {
+	local work code=0
+	work=$(mktemp -d)
+	"$here/image.sh" "$work/images.tar" "${names[@]}" >"$work/list" || code=$?
+	[ "$code" -ne 0 ] || ("$@" "$work/images.tar" "$work/list") || code=$?
+	rm -rf "$work"
+	[ "$code" -eq 0 ] || exit "$code"
+}
+
+load_everywhere() {
+	local store
+	for store in docker_local podman_root podman_rootless; do load_images "$store" "$1" "$2"; done
+}
+
+images() {
+	local names=("${all_images[@]}")
+	with_archive load_everywhere
+}
+
+all() {
+	packages
+	engines
+	images
+}
+
+# --- hello ------------------------------------------------------------------
+
+docker_caller() { timeout 60 docker "$@"; }
+podman_caller() { timeout 300 podman "$@"; }
+
+# refuse_remote ends with an error when Docker's client points at another machine.
+refuse_remote() {
+	local endpoint
+	endpoint=$(docker_caller context inspect --format '{{.Endpoints.docker.Host}}' 2>/dev/null || true)
+	case $endpoint in
+	'' | unix://*) ;;
+	*) die "docker's endpoint $endpoint is not local" 'unset DOCKER_HOST and DOCKER_CONTEXT, or choose a local context' ;;
+	esac
+}
+
+# find_engine sets engine to docker or podman, whichever answers the caller and
+# exec would take, and leaves it empty if none does.
+find_engine() {
+	local wanted=${AGENTSHIM_ENGINE:-${DAGU_CONTAINER_RUNTIME:-}}
+	engine=
+	if [ "$wanted" != podman ] && have docker; then
+		refuse_remote
+		if docker_caller version --format '{{.Server.Version}}' >/dev/null 2>&1; then
+			engine=docker
+			return
+		fi
+	fi
+	if [ "$wanted" != docker ] && have podman && podman_caller info >/dev/null 2>&1; then
+		engine=podman
+	fi
+}
+
+# install_engine gives root a running Docker where no engine answers.
+install_engine() {
+	[ "$(id -u)" -eq 0 ] || die "neither Docker nor Podman answers for user $(id -un)" \
+		'install podman, uidmap, slirp4netns and busybox-static, or run make run once as root'
+	have apt-get || die 'neither Docker nor Podman answers' \
+		"install one with this system's package manager and start it"
+	alone hello
+	install_packages "${hello_packages[@]}"
+	start_dockerd
+}
+
+hello() {
+	local engine names=(hello)
+	find_engine
+	if [ -z "$engine" ]; then
+		install_engine
+		engine=docker
+	fi
+	if "${engine}_caller" image inspect agentshim/hello:test >/dev/null 2>&1; then return; fi
+	if [ "$(id -u)" -eq 0 ] && ! have busybox && have apt-get; then install_packages busybox-static; fi
+	with_archive load_images "${engine}_caller"
+}
+
+# --- main -------------------------------------------------------------------
+
+# alone makes sure that one set-up at a time changes the machine.
+alone() {
+	need_root "$1" "integration/setup.sh $1"
+	exec 9>"$setup_lock"
+	flock --wait 1800 9 || die 'another set-up has been running for 30 minutes' "see who holds $setup_lock"
+}
+
+case ${1:-} in
+packages | engines | images | all | stop)
+	alone "$1"
+	"$1"
+	;;
+hello) hello ;;
+*) die 'usage: setup.sh packages|engines|images|all|hello|stop' ;;
+esac
