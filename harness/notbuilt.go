@@ -1,0 +1,85 @@
+package harness
+
+// missing is one field whose feature is not there yet.
+type missing struct {
+	// paths gives the places where the file uses it.
+	paths  func(h *Harness) []string
+	remedy string
+}
+
+// missingFeatures lists the fields that are refused because nothing would act
+// on them. A feature that gets built loses its row.
+var missingFeatures = []missing{
+	given("$.harness.provider", "name the program with $.harness.binary", func(h *Harness) bool { return h.Harness.Provider != "" }),
+	given("$.harness.auth", `leave it out or write "none"`, func(h *Harness) bool { return h.Harness.Auth != "none" }),
+	given("$.fallback", "", func(h *Harness) bool { return len(h.Fallback) > 0 }),
+	given("$.fallbackOn", "", func(h *Harness) bool { return len(h.FallbackOn) > 0 }),
+	given("$.workspace.mode", "write writable, read-only or none", func(h *Harness) bool { return h.workspace().Mode == "copy" }),
+	given("$.workspace.git", `leave it out or write "none"`, func(h *Harness) bool { return h.workspace().Git != "" && h.workspace().Git != "none" }),
+	given("$.workspace.protect", "", func(h *Harness) bool { return len(h.workspace().Protect) > 0 }),
+	given("$.workspace.hide", "", func(h *Harness) bool { return len(h.workspace().Hide) > 0 }),
+	each("$.mounts", ".label", `leave it out or write "none"`, func(h *Harness) int { return len(h.Mounts) }, func(h *Harness, i int) bool { return h.Mounts[i].Label != "none" }),
+	given("$.caches", "", func(h *Harness) bool { return len(h.Caches) > 0 }),
+	each("$.home.files", ".writeBack", "", func(h *Harness) int { return len(h.Home.Files) }, func(h *Harness, i int) bool { return h.Home.Files[i].WriteBack }),
+	given("$.caCertificates", "", func(h *Harness) bool { return len(h.CACertificates) > 0 }),
+	given("$.egress.mode", `leave it out or write "deny-all"`, func(h *Harness) bool { return h.Egress.Mode != "deny-all" }),
+	given("$.egress.allow", "", func(h *Harness) bool { return len(h.Egress.Allow) > 0 }),
+	given("$.egress.deny", "", func(h *Harness) bool { return len(h.Egress.Deny) > 0 }),
+	given("$.egress.presets", "", func(h *Harness) bool { return len(h.Egress.Presets) > 0 }),
+	given("$.egress.hostServices", "", func(h *Harness) bool { return len(h.Egress.HostServices) > 0 }),
+	given("$.egress.publish", "", func(h *Harness) bool { return len(h.Egress.Publish) > 0 }),
+	given("$.egress.brokers", "", func(h *Harness) bool { return len(h.Egress.Brokers) > 0 }),
+	given("$.egress.network", "", func(h *Harness) bool { return h.Egress.Network != "" }),
+	given("$.egress.renderer", `leave it out or write "auto"`, func(h *Harness) bool { return h.Egress.Renderer != "auto" }),
+	given("$.egress.proxy", "", func(h *Harness) bool { return h.Egress.Proxy != "" }),
+	given("$.seccomp.profile", `leave it out or write "default"`, func(h *Harness) bool { return h.Seccomp.Profile != "default" }),
+	given("$.seccomp.allow", "", func(h *Harness) bool { return len(h.Seccomp.Allow) > 0 }),
+	given("$.seccomp.deny", "", func(h *Harness) bool { return len(h.Seccomp.Deny) > 0 }),
+	given("$.devices", "", func(h *Harness) bool { return len(h.Devices) > 0 }),
+	given("$.groups", "", func(h *Harness) bool { return len(h.Groups) > 0 }),
+	given("$.session", "", func(h *Harness) bool { return h.Session != nil }),
+	given("$.timeout", "", func(h *Harness) bool { return h.Timeout != "" }),
+}
+
+func given(path, remedy string, used func(*Harness) bool) missing {
+	return missing{remedy: remedy, paths: func(h *Harness) []string {
+		if used(h) {
+			return []string{path}
+		}
+		return nil
+	}}
+}
+
+func each(list, field, remedy string, count func(*Harness) int, used func(*Harness, int) bool) missing {
+	return missing{remedy: remedy, paths: func(h *Harness) []string {
+		var paths []string
+		for i := range count(h) {
+			if used(h, i) {
+				paths = append(paths, element(list, i)+field)
+			}
+		}
+		return paths
+	}}
+}
+
+// workspace is the workspace, an empty one where there is none.
+func (h *Harness) workspace() Workspace {
+	if h.Workspace == nil {
+		return Workspace{}
+	}
+	return *h.Workspace
+}
+
+// missingFeatures reports every use of a feature that is not there yet, also
+// beside other problems of the same field.
+func (c *checker) missingFeatures() {
+	for _, feature := range missingFeatures {
+		remedy := feature.remedy
+		if remedy == "" {
+			remedy = "remove it"
+		}
+		for _, at := range feature.paths(c.h) {
+			c.add(at, nil, "not built yet", remedy).notBuilt = true
+		}
+	}
+}

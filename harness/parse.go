@@ -1,0 +1,207 @@
+package harness
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+
+	jsonv2 "github.com/go-json-experiment/json"
+	"github.com/go-json-experiment/json/jsontext"
+)
+
+// MaxFile is the largest harness file, in bytes.
+const MaxFile = 1 << 20
+
+// Overrides are values of the command line that replace the file's; an empty
+// one replaces nothing. Paths are absolute.
+type Overrides struct {
+	Engine    string
+	Image     string
+	Workspace string
+	// PromptFile replaces prompt and promptFile.
+	PromptFile string
+}
+
+// Load reads and parses a harness file; see Parse. Relative paths in it start
+// at the folder the file is named in, whose links are not resolved.
+func Load(file string, o Overrides) (Harness, error) {
+	absolute, err := filepath.Abs(file)
+	if err != nil {
+		return Harness{}, fmt.Errorf("%w: %q: %w", ErrInvalid, file, err)
+	}
+	data, err := readBounded(absolute)
+	if err != nil {
+		return Harness{}, fmt.Errorf("%w: %w", ErrInvalid, err)
+	}
+	h, err := Parse(data, filepath.Dir(absolute), o)
+	if err != nil {
+		return Harness{}, fmt.Errorf("%q: %w", file, err)
+	}
+	return h, nil
+}
+
+// readBounded reads a file, and no more than one byte past MaxFile of it.
+func readBounded(file string) ([]byte, error) {
+	f, err := os.Open(file)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close() //nolint:errcheck // read only
+	return io.ReadAll(io.LimitReader(f, MaxFile+1))
+}
+
+// Parse turns a harness file's text into a Harness. It fills in the defaults
+// that do not depend on the host, cleans container paths, and sets Dir to dir;
+// `~/` in host paths stays for mounts to expand. It is pure: it reads no file,
+// so whether a source or an environment file exists is not checked.
+//
+// Every problem is reported at once, in the order of the file, as a joined
+// error of *Problem; each matches ErrInvalid, and ErrNotBuilt where a field
+// belongs to a feature that is not there yet. Only a text that is no JSON ends
+// the search early.
+func Parse(data []byte, dir string, o Overrides) (Harness, error) {
+	p := &problems{offsets: map[string]int64{}}
+	if len(data) > MaxFile {
+		p.add("$", nil, fmt.Sprintf("the file is larger than %d bytes", MaxFile), "")
+		return Harness{}, p.err()
+	}
+	tree, ok := parseTree(data, p)
+	if !ok {
+		return Harness{}, p.err()
+	}
+	tree = checkSchema(tree, o.Image != "", p)
+	h := decode(tree, p)
+	h.Dir = dir
+	c := checker{h: &h, problems: p, flags: map[string]string{}}
+	c.onlyOnePrompt()
+	c.override(o)
+	h.setDefaults()
+	c.all()
+	if err := p.err(); err != nil {
+		return Harness{}, err
+	}
+	return h, nil
+}
+
+// decode fills a Harness from a tree that fits the schema. What the schema
+// can't tell (1.0 and 1e3 are whole numbers to it) is reported and left out.
+func decode(tree any, p *problems) Harness {
+	t := translator{tree: tree, problems: p}
+	for {
+		var h Harness
+		text, err := json.Marshal(t.tree)
+		if err == nil {
+			err = jsonv2.Unmarshal(text, &h, jsonv2.WithUnmarshalers(jsonv2.UnmarshalFromFunc(keepNumber)))
+		}
+		if err == nil {
+			return h
+		}
+		wrong, ok := errors.AsType[*jsonv2.SemanticError](err)
+		if !ok || wrong.JSONPointer == "" {
+			p.add("$", nil, "can't be decoded", "")
+			return Harness{}
+		}
+		var location []string
+		for token := range wrong.JSONPointer.Tokens() {
+			location = append(location, token)
+		}
+		path, value := t.find(location)
+		if value == nil { // cleared before and wrong still: no progress
+			p.add(path, nil, "can't be decoded", "")
+			return Harness{}
+		}
+		p.add(path, value, "must be written as a plain whole number", "")
+		t.clear(location)
+	}
+}
+
+// keepNumber decodes a number of unknown use as json.Number, as written.
+func keepNumber(dec *jsontext.Decoder, value *any) error {
+	if dec.PeekKind() != '0' {
+		return errors.ErrUnsupported
+	}
+	raw, err := dec.ReadValue()
+	*value = json.Number(raw)
+	return err
+}
+
+// override applies the command line.
+func (c *checker) override(o Overrides) {
+	if o.Engine != "" {
+		c.h.Engine, c.flags["$.engine"] = o.Engine, "--engine"
+	}
+	if o.Image != "" {
+		c.h.Image, c.flags["$.image"] = o.Image, "--image"
+	}
+	if o.PromptFile != "" {
+		c.h.Prompt = nil
+		c.h.PromptFile, c.flags["$.promptFile"] = o.PromptFile, "--prompt-file"
+	}
+	if o.Workspace == "" {
+		return
+	}
+	if c.h.Workspace == nil {
+		c.h.Workspace = &Workspace{}
+	}
+	if c.h.Workspace.Mode == "none" {
+		c.add("--workspace", nil, "the file says that there is no workspace", "change $.workspace.mode")
+	}
+	c.h.Workspace.Source, c.flags["$.workspace.source"] = o.Workspace, "--workspace"
+}
+
+// MarshalJSON gives the string form where only the host is set.
+func (a Allow) MarshalJSON() ([]byte, error) {
+	if a == (Allow{Host: a.Host}) {
+		return json.Marshal(a.Host)
+	}
+	type object Allow
+	return json.Marshal(object(a))
+}
+
+// UnmarshalJSON takes a string or an object.
+func (a *Allow) UnmarshalJSON(data []byte) error {
+	*a = Allow{}
+	if len(data) > 0 && data[0] == '"' {
+		return json.Unmarshal(data, &a.Host)
+	}
+	type object Allow
+	return json.Unmarshal(data, (*object)(a))
+}
+
+// setDefaults fills in what does not depend on the host.
+func (h *Harness) setDefaults() {
+	preset(&h.Engine, "auto")
+	preset(&h.Pull, "missing")
+	preset(&h.StopGrace, "10s")
+	preset(&h.Terminal, "auto")
+	preset(&h.TmpSizeMB, 512)
+	preset(&h.Home.SizeMB, 512)
+	preset(&h.Egress.Mode, "deny-all")
+	preset(&h.Egress.Renderer, "auto")
+	preset(&h.Seccomp.Profile, "default")
+	preset(&h.Resources.PIDs, 512)
+	preset(&h.Resources.NoFile, 8192)
+	preset(&h.Resources.ShmMB, 64)
+	preset(&h.Harness.PromptMode, "arg")
+	preset(&h.Harness.PromptPosition, "before-flags")
+	preset(&h.Harness.FlagStyle, "gnu-long")
+	preset(&h.Harness.Auth, "none")
+	if h.Workspace != nil {
+		preset(&h.Workspace.Mode, "read-only")
+		preset(&h.Workspace.Target, "/workspace")
+	}
+	for i := range h.Mounts {
+		preset(&h.Mounts[i].Label, "none")
+	}
+}
+
+// preset sets a field that is not given.
+func preset[T comparable](field *T, value T) {
+	var zero T
+	if *field == zero {
+		*field = value
+	}
+}

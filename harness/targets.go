@@ -1,0 +1,91 @@
+package harness
+
+import (
+	"path"
+	"slices"
+	"strings"
+)
+
+// Places in the container that are agentshim's.
+const (
+	// HomeDir is the agent's private home.
+	HomeDir = "/home/agent"
+	// InitPath is where agentshim-init is mounted.
+	InitPath = "/.agentshim-init"
+)
+
+// closedTargets take no mount, nor does anything below or above them: kernel
+// file systems, and files agentshim puts there itself.
+var closedTargets = []string{
+	"/proc", "/sys", "/dev", "/run", "/var/run", InitPath,
+	"/etc/passwd", "/etc/group", "/etc/hosts", "/etc/resolv.conf", "/etc/hostname",
+}
+
+// tmpfsTargets take no mount themselves, nor does anything above them; below
+// them is fine.
+var tmpfsTargets = []string{HomeDir, "/tmp"}
+
+// HasWorkspace says whether the agent gets a workspace.
+func (h Harness) HasWorkspace() bool { return h.Workspace != nil && h.Workspace.Mode != "none" }
+
+// ContainerPath is the absolute, clean path of a target as the file writes it:
+// absolute, ~/… in the agent's home, or relative to the workspace. It is "" for
+// a relative one without a workspace. It does not say that the target is allowed.
+func (h Harness) ContainerPath(target string) string {
+	if rest, home := strings.CutPrefix(target, "~/"); home {
+		return path.Join(HomeDir, rest)
+	}
+	if path.IsAbs(target) {
+		return path.Clean(target)
+	}
+	if !h.HasWorkspace() || target == "" {
+		return ""
+	}
+	return path.Join(h.ContainerPath(h.Workspace.Target), target)
+}
+
+// within says whether name is dir or lies below it; both are absolute and clean.
+func within(name, dir string) bool {
+	return name == dir || dir == "/" || strings.HasPrefix(name, dir+"/")
+}
+
+// blocked names the place that forbids a mount on target; "" if none does.
+func blocked(target string) string {
+	for _, closed := range closedTargets {
+		if within(target, closed) || within(closed, target) {
+			return closed
+		}
+	}
+	for _, own := range tmpfsTargets {
+		if within(own, target) {
+			return own
+		}
+	}
+	return ""
+}
+
+// pathFault is what is wrong with a container path by its text alone; "" if nothing.
+func pathFault(p string) string {
+	switch {
+	case strings.ContainsFunc(p, isControl):
+		return "must not hold control characters"
+	case slices.Contains(strings.Split(p, "/"), ".."):
+		return `must not hold ".."`
+	case strings.HasPrefix(p, "~") && !strings.HasPrefix(p, "~/"):
+		return `"~" is understood only as "~/"`
+	default:
+		return ""
+	}
+}
+
+// isControl matches C0 controls and DEL: they end arguments (NUL), lines of
+// /etc files and records of mountinfo.
+func isControl(r rune) bool { return r < 0x20 || r == 0x7f }
+
+// cleanTarget keeps a target's form (absolute, ~/, relative) and cleans the rest.
+func cleanTarget(target string) string {
+	if rest, home := strings.CutPrefix(target, "~/"); home {
+		return "~/" + path.Clean(rest)
+	}
+	return path.Clean(target)
+}
