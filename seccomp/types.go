@@ -1,3 +1,87 @@
 // Package seccomp is the system call policy: compiled from the harness file,
 // rendered for an engine, checked with libseccomp.
+//
+// # The policy
+//
+// The base is moby's default profile for a process without capabilities. A
+// small table (differences.go) replaces what the base says of some calls; every
+// row has its reason. Dangerous calls answer EPERM. Calls a libc or runtime
+// probes before it falls back answer ENOSYS. Nothing is killed, so a probe never
+// ends a program.
+//
+// # Foreign ABIs
+//
+// A policy for amd64 also judges i386 and x32, one for arm64 also arm: libseccomp
+// kills the callers of an ABI that is not listed and OCI has no field to change
+// that. Listing them is sound because every conditional rule here stands on
+// arguments with the same index and meaning in each of these ABIs, and
+// because the one call that hides them, socketcall, is refused (see the table).
+// A 32-bit program whose libc knows only socketcall therefore has no sockets.
+//
+// # Upper halves of arguments
+//
+// The kernel reads a pid, an address family or an ioctl request from the low 32
+// bits of a register; seccomp sees all 64. A rule that allows compares all 64, so
+// that odd upper bits are refused. A rule that refuses one value out of many
+// compares the low 32 under a mask, so that upper bits do not get around it.
+//
+// # Not covered
+//
+// seccomp does not see behind pointers: paths, socket addresses and clone3's
+// flags are out of its reach. A call newer than every call in the profile is
+// answered by the runtime itself (runc: ENOSYS).
 package seccomp
+
+import (
+	"errors"
+
+	oci "github.com/opencontainers/runtime-spec/specs-go"
+)
+
+// Sentinels of Compile and Verify.
+var (
+	// ErrArch means that no policy exists for the architecture.
+	ErrArch = errors.New("architecture without a seccomp policy")
+	// ErrUnsupported names a part of harness.Seccomp that this version cannot compile.
+	ErrUnsupported = errors.New("not supported by this version")
+	// ErrContradiction means that two rules judge one call differently, or that a
+	// rule has no effect or none that every runtime agrees on.
+	ErrContradiction = errors.New("contradictory seccomp rules")
+	// ErrNoLibseccomp means that this binary was built without libseccomp.
+	ErrNoLibseccomp = errors.New("built without libseccomp")
+	// ErrLibseccomp means that libseccomp does not accept the policy.
+	ErrLibseccomp = errors.New("libseccomp refuses the policy")
+)
+
+// Target is what the policy will run on.
+type Target struct {
+	// Arch is a GOARCH: amd64 or arm64. It is not defaulted to the host's.
+	Arch string
+	// Docker is set for an engine that ignores defaultErrnoRet, as Docker 20.10
+	// does: what no rule names is then EPERM there, and ENOSYS needs a rule.
+	// An engine that honours the field may be given either flavour.
+	Docker bool
+}
+
+// Policy is a compiled system call policy. It is immutable: every method returns
+// a fresh value, and equal inputs of Compile give byte-equal renderings.
+type Policy struct {
+	target       Target
+	arches       []oci.Arch
+	defaultErrno uint
+	rules        []rule
+}
+
+// rule is one verdict for several calls. Without args it holds whatever the arguments are.
+type rule struct {
+	names  []string
+	clause clause
+	reason string
+}
+
+// clause is what a rule asks and answers: every one of args must hold.
+type clause struct {
+	args   []oci.LinuxSeccompArg
+	action oci.LinuxSeccompAction
+	errno  uint // only with oci.ActErrno
+}
