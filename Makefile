@@ -81,7 +81,10 @@ verify:
 		echo 'verify: generated files or goldens are stale; run make generate, read the diff and commit it' >&2; exit 1; \
 	fi
 
-list_files = git ls-files -co --exclude-standard -z | sort -z | xargs -0 -r sha256sum
+# Digests of all files that git has or would take; a deleted one is listed by git still.
+list_files = git ls-files -co --exclude-standard -z | sort -z | \
+	while IFS= read -r -d '' file; do [ ! -f "$$file" ] || printf '%s\0' "$$file"; done | \
+	xargs -0 -r sha256sum
 
 bench: build
 	AGENTSHIM_TEST_ENGINES=1 $(GO) run ./integration/bench

@@ -132,7 +132,8 @@ install_packages() {
 		-o DPkg::Lock::Timeout=120 -o Acquire::Retries=2)
 	slowly 'updating the package lists' 300 "${apt[@]}" update
 	hold_services
-	slowly "installing ${missing[*]}" 1200 \
+	say "missing: ${missing[*]}"
+	slowly "installing ${#missing[@]} packages" 1200 \
 		"${apt[@]}" install --no-install-recommends "${missing[@]}"
 	release_services
 	# The tests run a registry of their own; the packaged service is never wanted.
@@ -410,7 +411,7 @@ find_engine() {
 # install_engine gives root a running Docker where no engine answers.
 install_engine() {
 	[ "$(id -u)" -eq 0 ] || die "neither Docker nor Podman answers for user $(id -un)" \
-		'install podman, uidmap, slirp4netns and busybox-static, or run make run once as root'
+		'join the docker group, or install podman, uidmap, slirp4netns and busybox-static, or run make run as root'
 	have apt-get || die 'neither Docker nor Podman answers' \
 		"install one with this system's package manager and start it"
 	alone hello
