@@ -28,15 +28,16 @@ run:
 
 # The embedded helper is replaced only when its bytes differ, so that what embeds it stays cached.
 build:
-	mkdir -p bin .cache $(EMBEDDED)
+	@mkdir -p bin .cache $(EMBEDDED)
 	CGO_ENABLED=0 $(GOBUILD) -ldflags '$(STRIP)' -o .cache/agentshim-init ./cmd/agentshim-init
-	cmp -s .cache/agentshim-init $(EMBEDDED)/agentshim-init || cp .cache/agentshim-init $(EMBEDDED)/agentshim-init
-	if $(HAVE_LIBSECCOMP); then \
+	@cmp -s .cache/agentshim-init $(EMBEDDED)/agentshim-init || cp .cache/agentshim-init $(EMBEDDED)/agentshim-init
+	@if $(HAVE_LIBSECCOMP); then \
+		echo 'build: bin/agentshim $(VERSION) with libseccomp'; \
 		CGO_ENABLED=1 $(GOBUILD) -tags libseccomp,osusergo,netgo \
 			-ldflags '$(STRIP) -X main.version=$(VERSION) -linkmode external -extldflags -static' \
 			-o bin/agentshim ./cmd/agentshim; \
 	else \
-		echo 'build: without libseccomp (gcc, pkg-config and libseccomp-dev add its checks)' >&2; \
+		echo 'build: bin/agentshim $(VERSION) without libseccomp (gcc, pkg-config and libseccomp-dev add its checks)'; \
 		CGO_ENABLED=0 $(GOBUILD) -ldflags '$(STRIP) -X main.version=$(VERSION)' -o bin/agentshim ./cmd/agentshim; \
 	fi
 
@@ -50,12 +51,12 @@ test:
 
 lint: $(LINTER)
 	$(LINTER) run ./...
-	if $(HAVE_LIBSECCOMP); then $(LINTER) run --build-tags libseccomp ./seccomp/...; fi
+	@if $(HAVE_LIBSECCOMP); then $(LINTER) run --build-tags libseccomp ./seccomp/...; fi
 
 # golangci-lint is a tool of the module in tools/, built once per version of it.
 $(LINTER): tools/go.mod tools/go.sum
-	echo 'building golangci-lint (some minutes, once) …' >&2
-	mkdir -p $(@D)
+	@echo 'building golangci-lint (some minutes, once) …' >&2
+	@mkdir -p $(@D)
 	$(GO) build -C tools -o ../$@ github.com/golangci/golangci-lint/v2/cmd/golangci-lint
 	touch $@
 
@@ -69,15 +70,15 @@ generate:
 # What generate makes must be what is there already; then what git has, in a clean checkout.
 verify:
 	$(GO) vet ./...
-	if $(HAVE_LIBSECCOMP); then $(GO) vet -tags libseccomp ./seccomp/...; fi
-	unformatted=$$(git ls-files -co --exclude-standard -- '*.go' | xargs -r gofmt -l); \
+	@if $(HAVE_LIBSECCOMP); then $(GO) vet -tags libseccomp ./seccomp/...; fi
+	@unformatted=$$(git ls-files -co --exclude-standard -- '*.go' | xargs -r gofmt -l); \
 	if [ -n "$$unformatted" ]; then printf 'verify: not formatted: %s\n' $$unformatted >&2; exit 1; fi
 	$(GO) mod tidy -diff
-	mkdir -p .cache
-	$(call list_files) >.cache/before
+	@mkdir -p .cache
+	@$(call list_files) >.cache/before
 	$(MAKE) --no-print-directory generate
-	$(call list_files) >.cache/after
-	if ! diff .cache/before .cache/after >&2; then \
+	@$(call list_files) >.cache/after
+	@if ! diff .cache/before .cache/after >&2; then \
 		echo 'verify: generated files or goldens are stale; run make generate, read the diff and commit it' >&2; exit 1; \
 	fi
 
