@@ -236,8 +236,12 @@ func TestFlavoursAgree(t *testing.T) {
 		docker, podman := mustCompile(t, Target{Arch: arch, Docker: true}), mustCompile(t, Target{Arch: arch})
 		for _, p := range []*Policy{docker, podman} {
 			for _, r := range p.rules {
+				vectors := samples()
+				if len(r.clause.args) == 0 {
+					vectors = vectors[:1]
+				}
 				for _, name := range r.names {
-					for _, args := range samples() {
+					for _, args := range vectors {
 						a, b := docker.Decide("", name, args), podman.Decide("", name, args)
 						if name != "personality" && (a.Errno != b.Errno || a.Action != b.Action) {
 							t.Fatalf("%s%#x: docker %+v, podman %+v", name, args, a, b)

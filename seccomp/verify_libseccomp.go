@@ -5,10 +5,13 @@ package seccomp
 import (
 	"errors"
 	"fmt"
+	"io"
+	"os"
 	"slices"
 
 	oci "github.com/opencontainers/runtime-spec/specs-go"
 	libseccomp "github.com/seccomp/libseccomp-golang"
+	"golang.org/x/sys/unix"
 )
 
 // Verify builds p's filter with the linked libseccomp, the way runtimes do, and
@@ -17,11 +20,39 @@ import (
 // error when the table of newer calls says so: runtimes skip it. It does not
 // compare the compiled filter with the policy.
 func Verify(p *Policy) error {
-	filter, err := build(p)
-	if filter != nil {
-		filter.Release()
-	}
+	_, err := bpf(p)
 	return err
+}
+
+// bpf returns p's filter as an array of struct sock_filter, the machine's byte order.
+func bpf(p *Policy) ([]byte, error) {
+	filter, err := build(p)
+	if filter == nil {
+		return nil, err
+	}
+	defer filter.Release()
+	program, exportErr := export(filter)
+	if exportErr != nil {
+		exportErr = fmt.Errorf("compile filter: %w: %w", ErrLibseccomp, exportErr)
+	}
+	return program, errors.Join(err, exportErr)
+}
+
+// export goes through a file in memory: libseccomp before 2.6 writes to descriptors only.
+func export(filter *libseccomp.ScmpFilter) ([]byte, error) {
+	fd, err := unix.MemfdCreate("seccomp", unix.MFD_CLOEXEC)
+	if err != nil {
+		return nil, fmt.Errorf("memfd: %w", err)
+	}
+	file := os.NewFile(uintptr(fd), "seccomp")
+	defer file.Close()
+	if err := filter.ExportBPF(file); err != nil {
+		return nil, err
+	}
+	if _, err := file.Seek(0, io.SeekStart); err != nil {
+		return nil, err
+	}
+	return io.ReadAll(file)
 }
 
 var libseccompArch = map[oci.Arch]libseccomp.ScmpArch{
@@ -56,9 +87,6 @@ func build(p *Policy) (*libseccomp.ScmpFilter, error) {
 				errs = append(errs, fmt.Errorf("rule for %q: %w: %w", name, ErrLibseccomp, err))
 			}
 		}
-	}
-	if err := filter.Precompute(); err != nil {
-		errs = append(errs, fmt.Errorf("compile filter: %w: %w", ErrLibseccomp, err))
 	}
 	return filter, errors.Join(errs...)
 }

@@ -1,0 +1,225 @@
+//go:build cgo && libseccomp
+
+package seccomp
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"slices"
+	"testing"
+
+	oci "github.com/opencontainers/runtime-spec/specs-go"
+	libseccomp "github.com/seccomp/libseccomp-golang"
+)
+
+func TestVerify(t *testing.T) {
+	for name, target := range targets {
+		t.Run(name, func(t *testing.T) {
+			if err := Verify(mustCompile(t, target)); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// A84
+func TestVerifyReports(t *testing.T) {
+	one := func(name string, c clause) *Policy {
+		return &Policy{
+			target: Target{Arch: "amd64"}, arches: []oci.Arch{oci.ArchX86_64}, defaultErrno: eNOSYS,
+			rules: []rule{{[]string{name}, c, "test"}},
+		}
+	}
+	foreign := one("read", allow())
+	foreign.arches = []oci.Arch{"SCMP_ARCH_NONE"}
+	for _, tc := range []struct {
+		name string
+		p    *Policy
+		want error
+	}{
+		{"good rule", one("read", allow()), nil},
+		{"newer than the linked version", one("file_getattr", allow()), nil},
+		{"typo", one("raed", allow()), ErrLibseccomp},
+		{"rule equal to the default", one("read", refuse(eNOSYS)), ErrLibseccomp},
+		{"argument twice", one("read", allow(eq(0, 1), ne(0, 2))), ErrLibseccomp},
+		{"argument 6", one("read", allow(eq(6, 1))), ErrLibseccomp},
+		{"unknown arch", foreign, ErrLibseccomp},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			if err := Verify(tc.p); !errors.Is(err, tc.want) {
+				t.Errorf("error %v, want %v", err, tc.want)
+			}
+		})
+	}
+}
+
+// Every call that the linked libseccomp knows has a rule, so that no answer is left to a default.
+func TestEveryKnownCallHasARule(t *testing.T) {
+	forPolicies(t, func(t *testing.T, p *Policy, abi string) {
+		named := map[string]bool{}
+		for _, r := range p.rules {
+			for _, name := range r.names {
+				named[name] = true
+			}
+		}
+		judged := map[string]bool{}
+		for _, d := range differences {
+			for _, name := range d.names {
+				judged[name] = true
+			}
+		}
+		for _, name := range numbers(abi) {
+			if !named[name] && !judged[name] {
+				t.Errorf("%s has no rule", name)
+			}
+		}
+	})
+}
+
+// The compiled BPF decides as Decide does, for every call number of every ABI.
+// i386 is where it would not by itself: there libseccomp also derives
+// socketcall rules from those for socket.
+func TestCompiledFilterEqualsPolicy(t *testing.T) {
+	forPolicies(t, func(t *testing.T, p *Policy, abi string) {
+		program, err := bpf(p)
+		if err != nil {
+			t.Fatal(err)
+		}
+		compared := 0
+		for nr, name := range numbers(abi) {
+			for _, args := range argumentsFor(p, name) {
+				got := run(t, program, data(abi, nr, args))
+				v := p.Decide(abi, name, args)
+				want := uint32(retErrno | uint32(v.Errno))
+				if v.Allowed() {
+					want = retAllow
+				}
+				if got != want {
+					t.Fatalf("%s (%d) %#x: filter %#x, policy %+v", name, nr, args, got, v)
+				}
+				compared++
+			}
+		}
+		if compared < 10000 {
+			t.Errorf("only %d decisions compared", compared)
+		}
+	})
+}
+
+// An ABI that is not listed is killed by libseccomp: what Decide says of it.
+func TestForeignABIIsKilled(t *testing.T) {
+	p := mustCompile(t, targets["amd64-podman"])
+	program, err := bpf(p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := run(t, program, data("arm", 3, [6]uint64{})); got != retKillThread {
+		t.Errorf("verdict %#x", got)
+	}
+}
+
+func argumentsFor(p *Policy, name string) [][6]uint64 {
+	for _, r := range p.rules {
+		if slices.Contains(r.names, name) && len(r.clause.args) > 0 {
+			return samples()
+		}
+	}
+	subset := [][6]uint64{{}, {^uint64(0), ^uint64(0), ^uint64(0), ^uint64(0), ^uint64(0), ^uint64(0)}}
+	for first := range uint64(64) { // socketcall's and ipc's sub-calls
+		subset = append(subset, [6]uint64{first, 0x1000})
+	}
+	return subset
+}
+
+var (
+	libseccompABI = map[string]libseccomp.ScmpArch{
+		"amd64": libseccomp.ArchAMD64, "386": libseccomp.ArchX86, "x32": libseccomp.ArchX32,
+		"arm64": libseccomp.ArchARM64, "arm": libseccomp.ArchARM,
+	}
+	// auditArch holds AUDIT_ARCH_* of linux/audit.h; x32 is told by its numbers.
+	auditArch = map[string]uint32{
+		"amd64": 0xc000003e, "386": 0x40000003, "x32": 0xc000003e, "arm64": 0xc00000b7, "arm": 0x40000028,
+	}
+)
+
+// numbers returns the ABI's calls by number, as the linked libseccomp knows them.
+func numbers(abi string) map[uint32]string {
+	ranges := [][2]int{{0, 1024}}
+	switch abi {
+	case "x32":
+		ranges = [][2]int{{0x40000000, 0x40000400}}
+	case "arm":
+		ranges = append(ranges, [2]int{0xf0000, 0xf0010}) // the ABI's private calls
+	}
+	known := map[uint32]string{}
+	for _, r := range ranges {
+		for nr := r[0]; nr < r[1]; nr++ {
+			if name, err := libseccomp.ScmpSyscall(nr).GetNameByArch(libseccompABI[abi]); err == nil {
+				known[uint32(nr)] = name
+			}
+		}
+	}
+	return known
+}
+
+// data is struct seccomp_data of linux/seccomp.h.
+func data(abi string, nr uint32, args [6]uint64) []byte {
+	b := make([]byte, 64)
+	binary.LittleEndian.PutUint32(b, nr)
+	binary.LittleEndian.PutUint32(b[4:], auditArch[abi])
+	for i, a := range args {
+		// The kernel widens i386 and arm registers with zeros; x32 has whole ones.
+		if abi == "386" || abi == "arm" {
+			a &= 0xffffffff
+		}
+		binary.LittleEndian.PutUint64(b[16+8*i:], a)
+	}
+	return b
+}
+
+// SECCOMP_RET_* of linux/seccomp.h.
+const (
+	retKillThread = 0x00000000
+	retErrno      = 0x00050000
+	retAllow      = 0x7fff0000
+)
+
+// run evaluates the part of classic BPF that libseccomp emits.
+func run(t *testing.T, program, data []byte) uint32 {
+	t.Helper()
+	var acc uint32
+	for pc := 0; ; pc++ {
+		if 8*pc+8 > len(program) {
+			t.Fatalf("program of %d bytes left at %d", len(program), pc)
+		}
+		ins := program[8*pc:]
+		code, k := binary.LittleEndian.Uint16(ins), binary.LittleEndian.Uint32(ins[4:])
+		jump := func(cond bool) {
+			pc += int(ins[3])
+			if cond {
+				pc += int(ins[2]) - int(ins[3])
+			}
+		}
+		switch code {
+		case 0x20: // ld [k]
+			acc = binary.LittleEndian.Uint32(data[k:])
+		case 0x54: // and k
+			acc &= k
+		case 0x05: // ja
+			pc += int(k)
+		case 0x15:
+			jump(acc == k)
+		case 0x25:
+			jump(acc > k)
+		case 0x35:
+			jump(acc >= k)
+		case 0x45:
+			jump(acc&k != 0)
+		case 0x06: // ret k
+			return k
+		default:
+			t.Fatal(fmt.Errorf("instruction %#x at %d", code, pc))
+		}
+	}
+}
