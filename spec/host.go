@@ -44,6 +44,16 @@ type Engine struct {
 	Runtime        string `json:"runtime"`
 	RuntimeVersion string `json:"runtimeVersion"`
 	RuntimePath    string `json:"runtimePath,omitempty"`
+	// CgroupDriver is cgroupfs, systemd or none, as the engine says.
+	CgroupDriver string `json:"cgroupDriver,omitempty"`
+	// AppArmor and SELinux say that the engine confines containers with them; the
+	// kernel alone having them is not enough.
+	AppArmor bool `json:"apparmor"`
+	SELinux  bool `json:"selinux"`
+	// Dirs are the engine's data and state folders, to be protected from mounts.
+	Dirs []string `json:"-"`
+	// Notes are one-line remarks for the user, e.g. an OCI runtime with known faults.
+	Notes []string `json:"notes,omitempty"`
 }
 
 // Image is the image after the pull decision.

@@ -1,0 +1,591 @@
+package shim
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net"
+	"net/http"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/agentshim/agentshim/spec"
+)
+
+const (
+	hintDockerInstall = "install Docker, or use `--engine podman`"
+	hintDockerStart   = "`systemctl start docker` (without systemd: start dockerd)"
+	hintDockerGroup   = "`usermod -aG docker USER` and log in again; note that this group is as mighty as root"
+	hintDockerContext = "`docker context ls` lists the contexts, `docker context use default` goes back"
+	hintDockerLocal   = "agentshim needs the engine of this machine: unset DOCKER_HOST and DOCKER_CONTEXT, or point them to a unix:// socket of a local daemon"
+	hintDockerUpgrade = "install Docker 20.10 or newer"
+)
+
+// defaultDockerSocket is where Docker's client looks without any configuration.
+const defaultDockerSocket = "/var/run/docker.sock"
+
+// docker is the Adapter of a local Docker daemon.
+type docker struct {
+	engine        spec.Engine
+	api           *dockerAPI
+	version       string // the API's
+	config        string
+	runner        Runner
+	pullEnv       []string
+	nofile, nproc uint64
+}
+
+func (d *docker) Engine() spec.Engine                { return d.engine }
+func (d *docker) Runner() Runner                     { return d.runner }
+func (d *docker) HardLimits() (nofile, nproc uint64) { return d.nofile, d.nproc }
+
+// Command has an empty environment: what Docker's client would take from it, the
+// endpoint and the configuration, is on the command line. With `--env NAME` the
+// client finds no NAME to pass on.
+func (d *docker) Command(args ...string) Command {
+	return Command{
+		Path: d.engine.Client,
+		Args: append([]string{"--host", "unix://" + d.engine.Socket, "--config", d.config}, args...),
+	}
+}
+
+func (d *docker) pull(ctx context.Context, ref, platform string, progress io.Writer) error {
+	args := []string{"--host", "unix://" + d.engine.Socket, "pull"}
+	if platform != "" {
+		args = append(args, "--platform", platform)
+	}
+	_, err := d.runner.Run(ctx, Command{
+		Path: d.engine.Client, Args: append(args, "--", ref),
+		Env: d.pullEnv, Progress: progress,
+	})
+	return err
+}
+
+// probeDocker finds the client, resolves the endpoint without contacting anything,
+// and asks the daemon. A client that is Podman by another name is probed as Podman.
+func probeDocker(ctx context.Context, o ProbeOptions) (Adapter, error) {
+	client, ok := lookPath(o, "docker")
+	if !ok {
+		return nil, &Error{Reason: ReasonEngineMissing, Msg: "no docker client in PATH", Hint: hintDockerInstall}
+	}
+	socket, err := dockerEndpoint(o)
+	if err != nil {
+		return nil, err
+	}
+	answers := make(chan dockerAnswer, 1)
+	probeCtx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	go func() { answers <- askDocker(probeCtx, socket) }()
+	kind, err := clientKind(ctx, o, client)
+	if err != nil {
+		return nil, err
+	}
+	if kind == spec.Podman {
+		return probePodman(ctx, o, client)
+	}
+	answer := <-answers
+	if answer.err != nil {
+		return nil, answer.err
+	}
+	if err := checkDockerConfig(o); err != nil {
+		return nil, err
+	}
+	return newDocker(o, client, answer)
+}
+
+// checkDockerConfig keeps the client from reading a configuration that isn't ours.
+func checkDockerConfig(o ProbeOptions) error {
+	if !filepath.IsAbs(o.DockerConfig) {
+		return &Error{Reason: ReasonInternal, Msg: fmt.Sprintf("folder %q for docker's configuration is not absolute", o.DockerConfig)}
+	}
+	if st, err := os.Stat(o.DockerConfig); err != nil || !st.IsDir() {
+		return &Error{Reason: ReasonState, Msg: fmt.Sprintf("folder %q for docker's configuration", o.DockerConfig), Err: err}
+	}
+	if _, err := os.Lstat(filepath.Join(o.DockerConfig, "config.json")); !errors.Is(err, fs.ErrNotExist) {
+		return &Error{
+			Reason: ReasonState, Msg: fmt.Sprintf("folder %q holds a config.json", o.DockerConfig),
+			Hint: "remove that file: agentshim runs docker without any configuration",
+		}
+	}
+	return nil
+}
+
+// dockerEndpoint is the socket that Docker's client would use. It reads files only.
+func dockerEndpoint(o ProbeOptions) (string, error) {
+	if host := o.Getenv("DOCKER_HOST"); host != "" {
+		return socketPath(host, "DOCKER_HOST")
+	}
+	dir := o.Getenv("DOCKER_CONFIG")
+	if dir == "" {
+		if home := o.home(); home != "" {
+			dir = filepath.Join(home, ".docker")
+		}
+	}
+	name, source, err := contextName(o, dir)
+	if err != nil {
+		return "", err
+	}
+	if name == "" || name == "default" {
+		return defaultDockerSocket, nil
+	}
+	host, err := contextHost(o, dir, name)
+	if err != nil {
+		return "", &Error{
+			Reason: ReasonEngineContext, Msg: fmt.Sprintf("docker context %q from %s", name, source),
+			Hint: hintDockerContext, Err: err,
+		}
+	}
+	return socketPath(host, fmt.Sprintf("docker context %q", name))
+}
+
+const maxConfigFile = 1 << 20
+
+// contextName is the context in force and where it is set.
+func contextName(o ProbeOptions, dir string) (name, source string, err error) {
+	if name := o.Getenv("DOCKER_CONTEXT"); name != "" {
+		return name, "DOCKER_CONTEXT", nil
+	}
+	if dir == "" {
+		return "", "", nil
+	}
+	file := filepath.Join(dir, "config.json")
+	var config struct {
+		CurrentContext string `json:"currentContext"`
+	}
+	err = readJSON(o.path(file), &config)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return "", "", &Error{
+			Reason: ReasonEngineContext, Msg: fmt.Sprintf("docker's configuration %q", file), Err: err,
+			Hint: "mend the file, or check that HOME and DOCKER_CONFIG are this user's",
+		}
+	}
+	return config.CurrentContext, file, nil
+}
+
+// contextHost reads the endpoint of a stored context.
+func contextHost(o ProbeOptions, dir, name string) (string, error) {
+	if dir == "" {
+		return "", errors.New("no folder of contexts: HOME and DOCKER_CONFIG are not set")
+	}
+	sum := sha256.Sum256([]byte(name))
+	file := filepath.Join(dir, "contexts", "meta", hex.EncodeToString(sum[:]), "meta.json")
+	var meta struct {
+		Endpoints map[string]struct{ Host string }
+	}
+	if err := readJSON(o.path(file), &meta); errors.Is(err, fs.ErrNotExist) {
+		return "", errors.New("no such context")
+	} else if err != nil {
+		return "", err
+	}
+	endpoint, ok := meta.Endpoints["docker"]
+	if !ok {
+		return "", errors.New("the context names no docker endpoint")
+	}
+	if endpoint.Host == "" {
+		return "unix://" + defaultDockerSocket, nil
+	}
+	return endpoint.Host, nil
+}
+
+// readJSON reads one value from a small regular file.
+func readJSON(path string, value any) error {
+	// O_NONBLOCK: a FIFO in the place of the file must not hang the probe.
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	data, err := io.ReadAll(io.LimitReader(f, maxConfigFile+1))
+	if err != nil {
+		return err
+	}
+	if len(data) > maxConfigFile {
+		return fmt.Errorf("larger than %d bytes", maxConfigFile)
+	}
+	return json.Unmarshal(data, value)
+}
+
+// socketPath takes the path out of a unix:// endpoint and refuses every other kind.
+func socketPath(host, source string) (string, error) {
+	path, ok := strings.CutPrefix(host, "unix://")
+	if !ok {
+		return "", &Error{
+			Reason: ReasonEngineRemote,
+			Msg:    fmt.Sprintf("%s points to %q, which is not a local socket", source, withoutSecrets(host)),
+			Hint:   hintDockerLocal,
+		}
+	}
+	if path == "" {
+		return defaultDockerSocket, nil
+	}
+	if !filepath.IsAbs(path) {
+		return "", &Error{
+			Reason: ReasonEngineContext, Msg: fmt.Sprintf("%s: socket %q is not an absolute path", source, path),
+			Hint: "write unix:///path/to/docker.sock",
+		}
+	}
+	return filepath.Clean(path), nil
+}
+
+// withoutSecrets keeps the scheme and host of an endpoint: the rest may hold a password.
+func withoutSecrets(host string) string {
+	u, err := url.Parse(host)
+	if err != nil || u.Host == "" {
+		if scheme, _, ok := strings.Cut(host, "://"); ok {
+			return scheme + "://…"
+		}
+		_, after, _ := strings.Cut("@"+host, "@")
+		return after[strings.LastIndex(after, "@")+1:]
+	}
+	return u.Scheme + "://" + u.Host
+}
+
+// dockerAPI speaks HTTP over the daemon's socket: no proxy, no redirect, bounded
+// bodies and times.
+type dockerAPI struct {
+	socket string
+	client *http.Client
+
+	mu   sync.Mutex
+	peer *unix.Ucred // of the first connection
+}
+
+const (
+	apiTimeout = 10 * time.Second
+	apiLimit   = 4 << 20
+)
+
+// errNotFound is the API's 404.
+var errNotFound = errors.New("not found")
+
+func newDockerAPI(socket string) *dockerAPI {
+	api := &dockerAPI{socket: socket}
+	api.client = &http.Client{
+		Timeout:       apiTimeout,
+		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+		Transport: &http.Transport{
+			DialContext:            api.dial,
+			DisableCompression:     true,
+			MaxIdleConns:           2,
+			IdleConnTimeout:        apiTimeout,
+			MaxResponseHeaderBytes: 64 << 10,
+		},
+	}
+	return api
+}
+
+func (a *dockerAPI) dial(ctx context.Context, _, _ string) (net.Conn, error) {
+	conn, err := (&net.Dialer{}).DialContext(ctx, "unix", a.socket)
+	if err != nil {
+		return nil, err
+	}
+	peer, err := peerOf(conn.(*net.UnixConn))
+	if err != nil {
+		conn.Close()
+		return nil, fmt.Errorf("peer of %q: %w", a.socket, err)
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.peer == nil {
+		a.peer = peer
+	}
+	return conn, nil
+}
+
+// peerOf is who called listen(2) on the other end; its pid is 0 where that process is
+// outside this pid namespace (unix(7), SO_PEERCRED).
+func peerOf(conn *net.UnixConn) (*unix.Ucred, error) {
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return nil, err
+	}
+	var cred *unix.Ucred
+	var sockErr error
+	if err := raw.Control(func(fd uintptr) {
+		cred, sockErr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
+	}); err != nil {
+		return nil, err
+	}
+	return cred, sockErr
+}
+
+// get fills value from one GET. path starts with a slash and is escaped here.
+func (a *dockerAPI) get(ctx context.Context, path string, value any) error {
+	target := url.URL{Scheme: "http", Host: "docker", Path: path}
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, target.String(), nil)
+	if err != nil {
+		return err
+	}
+	resp, err := a.client.Do(req)
+	if err != nil {
+		return a.transportError(ctx, err)
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(io.LimitReader(resp.Body, apiLimit+1))
+	if err != nil {
+		return a.transportError(ctx, err)
+	}
+	if len(body) > apiLimit {
+		return &Error{Reason: ReasonEngineFailed, Msg: fmt.Sprintf("GET %s on %q: answer larger than %d bytes", path, a.socket, apiLimit)}
+	}
+	if resp.StatusCode != http.StatusOK {
+		return a.statusError(path, resp.StatusCode, body)
+	}
+	if err := json.Unmarshal(body, value); err != nil {
+		return &Error{Reason: ReasonEngineFailed, Msg: fmt.Sprintf("GET %s on %q", path, a.socket), Err: err}
+	}
+	return nil
+}
+
+func (a *dockerAPI) statusError(path string, status int, body []byte) error {
+	var answer struct{ Message string }
+	_ = json.Unmarshal(body, &answer) // a body that is no JSON has no message
+	text := fmt.Sprintf("status %d: %s", status, printable(answer.Message))
+	if status == http.StatusNotFound {
+		return fmt.Errorf("%s: %w", text, errNotFound)
+	}
+	failure := EngineFailure(&EngineError{Argv: []string{"GET", path}, Stderr: answer.Message, Err: errors.New(text)})
+	return &Error{Reason: failure.Reason, Hint: failure.Hint, Msg: fmt.Sprintf("GET %s on %q: %s", path, a.socket, text)}
+}
+
+// transportError tells the causes of no answer apart.
+func (a *dockerAPI) transportError(ctx context.Context, err error) error {
+	var urlErr *url.Error
+	if errors.As(err, &urlErr) {
+		err = urlErr.Err // without the URL of a host that isn't one
+	}
+	var timeout net.Error
+	switch {
+	case ctx.Err() != nil:
+		return &Error{Reason: ReasonInterrupted, Msg: fmt.Sprintf("docker on %q", a.socket), Err: context.Cause(ctx)}
+	case errors.Is(err, syscall.EACCES), errors.Is(err, syscall.EPERM):
+		return &Error{Reason: ReasonEngineDenied, Msg: fmt.Sprintf("docker's socket %q may not be opened by this user", a.socket), Hint: hintDockerGroup, Err: syscall.EACCES}
+	case errors.Is(err, syscall.ENOENT), errors.Is(err, syscall.ENOTDIR):
+		return &Error{Reason: ReasonEngineDown, Msg: fmt.Sprintf("docker's daemon does not run: no socket %q", a.socket), Hint: hintDockerStart, Err: syscall.ENOENT}
+	case errors.Is(err, syscall.ECONNREFUSED):
+		return &Error{Reason: ReasonEngineDown, Msg: fmt.Sprintf("docker's daemon does not run: nothing listens on %q", a.socket), Hint: hintDockerStart, Err: syscall.ECONNREFUSED}
+	case errors.As(err, &timeout) && timeout.Timeout():
+		return &Error{Reason: ReasonEngineDown, Msg: fmt.Sprintf("docker's daemon on %q gave no answer in %v", a.socket, apiTimeout), Hint: "restart the daemon: `systemctl restart docker`"}
+	}
+	return &Error{Reason: ReasonEngineFailed, Msg: fmt.Sprintf("docker on %q", a.socket), Err: err}
+}
+
+// dockerVersion is the part of GET /version that is used.
+type dockerVersion struct {
+	Version       string
+	APIVersion    string `json:"ApiVersion"`
+	KernelVersion string
+	Components    []struct{ Name, Version string }
+}
+
+func (v dockerVersion) component(name string) (string, bool) {
+	for _, c := range v.Components {
+		if c.Name == name {
+			return c.Version, true
+		}
+	}
+	return "", false
+}
+
+// dockerInfo is the part of GET /info that is used.
+type dockerInfo struct {
+	ServerVersion, OperatingSystem, KernelVersion string
+	DockerRootDir                                 string
+	CgroupDriver, CgroupVersion                   string
+	DefaultRuntime                                string
+	SecurityOptions                               []string
+	MemoryLimit, SwapLimit                        bool
+	PidsLimit                                     bool
+	CPUCfsQuota                                   bool `json:"CpuCfsQuota"`
+}
+
+func (i dockerInfo) option(name string) bool {
+	for _, opt := range i.SecurityOptions {
+		// "name=seccomp,profile=default"
+		if first, _, _ := strings.Cut(opt, ","); first == "name="+name {
+			return true
+		}
+	}
+	return false
+}
+
+type dockerAnswer struct {
+	api     *dockerAPI
+	version dockerVersion
+	info    dockerInfo
+	err     error
+}
+
+// askDocker reads both answers at once.
+func askDocker(ctx context.Context, socket string) dockerAnswer {
+	answer := dockerAnswer{api: newDockerAPI(socket)}
+	var infoErr error
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		infoErr = answer.api.get(ctx, "/info", &answer.info)
+	}()
+	answer.err = answer.api.get(ctx, "/version", &answer.version)
+	<-done
+	if answer.err == nil {
+		if _, ok := answer.version.component("Podman Engine"); ok {
+			answer.err = &Error{
+				Reason: ReasonEngineMismatch, Msg: fmt.Sprintf("Podman answers on docker's socket %q", socket),
+				Hint: "use `--engine podman`",
+			}
+			return answer
+		}
+		answer.err = infoErr
+	}
+	if errors.Is(answer.err, errNotFound) {
+		answer.err = &Error{Reason: ReasonEngineMismatch, Msg: fmt.Sprintf("what answers on %q is not docker's daemon", socket), Hint: hintDockerLocal, Err: answer.err}
+	}
+	return answer
+}
+
+// newDocker judges the answers and turns them into facts.
+func newDocker(o ProbeOptions, client string, a dockerAnswer) (*docker, error) {
+	kernel, err := kernelRelease()
+	if err != nil {
+		return nil, err
+	}
+	if err := checkLocal(a, kernel); err != nil {
+		return nil, err
+	}
+	if err := checkDockerFeatures(a); err != nil {
+		return nil, err
+	}
+	cgroups, err := readCgroups(o)
+	if err != nil {
+		return nil, err
+	}
+	info := a.info
+	runtimeVersion, _ := a.version.component(info.DefaultRuntime)
+	d := &docker{
+		api: a.api, version: a.version.APIVersion, config: o.DockerConfig, runner: o.Runner,
+		pullEnv: dockerPullEnv(o),
+		engine: spec.Engine{
+			Kind: spec.Docker, Client: client, Socket: a.api.socket, Version: a.version.Version,
+			Rootless:      info.option("rootless"),
+			UserNamespace: info.option("userns"),
+			CgroupVersion: cgroups.version(info.CgroupVersion),
+			CgroupHybrid:  cgroups.hybrid(),
+			CgroupDriver:  info.CgroupDriver,
+			LimitsHold:    info.MemoryLimit && info.SwapLimit && info.CPUCfsQuota && info.PidsLimit && info.CgroupDriver != "none",
+			Runtime:       info.DefaultRuntime, RuntimeVersion: runtimeVersion,
+			AppArmor: info.option("apparmor"), SELinux: info.option("selinux"),
+			Dirs:  dockerDirs(info),
+			Notes: runtimeNotes(info.DefaultRuntime, runtimeVersion),
+		},
+	}
+	d.nofile, d.nproc, err = daemonLimits(o, int(a.api.peer.Pid))
+	return d, err
+}
+
+func dockerDirs(info dockerInfo) []string {
+	var dirs []string
+	if filepath.IsAbs(info.DockerRootDir) {
+		dirs = append(dirs, filepath.Clean(info.DockerRootDir))
+	}
+	return dirs
+}
+
+// checkLocal refuses a daemon that does not share this machine's kernel and pid
+// namespace: the paths it mounts and the namespaces it makes would not be ours. A
+// daemon in another mount namespace of the same kernel and pid namespace passes; the
+// attestation compares device and inode of what it mounted.
+func checkLocal(a dockerAnswer, kernel string) error {
+	remote := func(why string) error {
+		return &Error{Reason: ReasonEngineRemote, Msg: fmt.Sprintf("docker on %q %s", a.api.socket, why), Hint: hintDockerLocal}
+	}
+	switch {
+	case a.api.peer == nil || a.api.peer.Pid == 0:
+		return &Error{
+			Reason: ReasonEngineRemote,
+			Msg:    fmt.Sprintf("docker on %q runs outside the container that agentshim runs in: its paths are not the paths seen here", a.api.socket),
+			Hint:   "run agentshim where the daemon runs, or start a daemon inside this container",
+		}
+	case strings.HasPrefix(a.info.OperatingSystem, "Docker Desktop"):
+		return remote("is Docker Desktop, which runs in a virtual machine")
+	case a.version.KernelVersion != kernel || a.info.KernelVersion != kernel:
+		return remote(fmt.Sprintf("runs on kernel %q, this machine has %q", printable(a.version.KernelVersion), kernel))
+	}
+	return nil
+}
+
+func checkDockerFeatures(a dockerAnswer) error {
+	switch {
+	case !atLeast(a.version.Version, 20, 10), !atLeast(a.version.APIVersion, 1, 41):
+		return &Error{
+			Reason: ReasonEngineUnsupported, Hint: hintDockerUpgrade,
+			Msg: fmt.Sprintf("docker %q with API %q is too old", printable(a.version.Version), printable(a.version.APIVersion)),
+		}
+	case !a.info.option("seccomp"):
+		return &Error{
+			Reason: ReasonEngineUnsupported, Msg: "docker's daemon does not support seccomp",
+			Hint: "use a kernel with CONFIG_SECCOMP_FILTER and a daemon built with seccomp (`docker info`, Security Options)",
+		}
+	}
+	return nil
+}
+
+// dockerPullEnv is what a registry login may need: the caller's configuration and
+// what credential helpers use. It never reaches `docker run`.
+func dockerPullEnv(o ProbeOptions) []string {
+	path := systemPath
+	if p := o.Getenv("PATH"); p != "" {
+		path = p
+	}
+	env := []string{"LC_ALL=C", "PATH=" + path}
+	if home := o.home(); home != "" {
+		env = append(env, "HOME="+home)
+	}
+	env = append(env, passed(o, "DOCKER_CONFIG", "DOCKER_CONTENT_TRUST", "DOCKER_CONTENT_TRUST_SERVER",
+		"XDG_RUNTIME_DIR", "DBUS_SESSION_BUS_ADDRESS", "GNUPGHOME", "PASSWORD_STORE_DIR")...)
+	return append(env, passed(o, proxyAndCA...)...)
+}
+
+// daemonLimits reads the hard limits of the daemon that listens, which its containers
+// inherit. With socket activation the listener is systemd; then the daemon's pid file
+// tells. Where neither is dockerd the caller's own limits stand in: they may be lower
+// than what the daemon could give, or higher, in which case the engine reports it.
+func daemonLimits(o ProbeOptions, pid int) (nofile, nproc uint64, err error) {
+	pids := []int{pid}
+	for _, file := range []string{"/var/run/docker.pid", filepath.Join("/", o.Getenv("XDG_RUNTIME_DIR"), "docker.pid")} {
+		if data, err := os.ReadFile(o.path(file)); err == nil {
+			if n, err := strconv.Atoi(strings.TrimSpace(string(data))); err == nil {
+				pids = append(pids, n)
+			}
+		}
+	}
+	for _, pid := range pids {
+		dir := o.path(fmt.Sprintf("/proc/%d", pid))
+		comm, err := os.ReadFile(filepath.Join(dir, "comm"))
+		if err != nil || strings.TrimSpace(string(comm)) != "dockerd" {
+			continue
+		}
+		data, err := os.ReadFile(filepath.Join(dir, "limits"))
+		if err != nil {
+			continue
+		}
+		nofile, okFile := hardLimit(string(data), "Max open files")
+		nproc, okProc := hardLimit(string(data), "Max processes")
+		if okFile && okProc {
+			return nofile, nproc, nil
+		}
+	}
+	return ownHardLimits()
+}
