@@ -1,15 +1,12 @@
 package harness
 
 import (
+	"bytes"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"os"
 	"path/filepath"
-
-	jsonv2 "github.com/go-json-experiment/json"
-	"github.com/go-json-experiment/json/jsontext"
 )
 
 // MaxFile is the largest harness file, in bytes.
@@ -86,46 +83,20 @@ func Parse(data []byte, dir string, o Overrides) (Harness, error) {
 	return h, nil
 }
 
-// decode fills a Harness from a tree that fits the schema. What the schema
-// can't tell (1.0 and 1e3 are whole numbers to it) is reported and left out.
+// decode fills a Harness from a tree that checkSchema has been through. Numbers
+// of unknown use become json.Number, as written.
 func decode(tree any, p *problems) Harness {
-	t := translator{tree: tree, problems: p}
-	for {
+	text, err := json.Marshal(tree)
+	if err == nil {
 		var h Harness
-		text, err := json.Marshal(t.tree)
-		if err == nil {
-			err = jsonv2.Unmarshal(text, &h, jsonv2.WithUnmarshalers(jsonv2.UnmarshalFromFunc(keepNumber)))
-		}
-		if err == nil {
+		dec := json.NewDecoder(bytes.NewReader(text))
+		dec.UseNumber()
+		if err = dec.Decode(&h); err == nil {
 			return h
 		}
-		wrong, ok := errors.AsType[*jsonv2.SemanticError](err)
-		if !ok || wrong.JSONPointer == "" {
-			p.add("$", nil, "can't be decoded", "")
-			return Harness{}
-		}
-		var location []string
-		for token := range wrong.JSONPointer.Tokens() {
-			location = append(location, token)
-		}
-		path, value := t.find(location)
-		if value == nil { // cleared before and wrong still: no progress
-			p.add(path, nil, "can't be decoded", "")
-			return Harness{}
-		}
-		p.add(path, value, "must be written as a plain whole number", "")
-		t.clear(location)
 	}
-}
-
-// keepNumber decodes a number of unknown use as json.Number, as written.
-func keepNumber(dec *jsontext.Decoder, value *any) error {
-	if dec.PeekKind() != '0' {
-		return errors.ErrUnsupported
-	}
-	raw, err := dec.ReadValue()
-	*value = json.Number(raw)
-	return err
+	p.add("$", nil, "can't be decoded", "")
+	return Harness{}
 }
 
 // override applies the command line.

@@ -3,16 +3,15 @@ package harness
 import (
 	"bytes"
 	_ "embed"
+	"encoding/json"
 	"fmt"
 	"maps"
-	"math/big"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
 	"sync"
-
-	"github.com/santhosh-tekuri/jsonschema/v6"
-	"github.com/santhosh-tekuri/jsonschema/v6/kind"
+	"unicode/utf8"
 )
 
 //go:generate go test . -run TestSchemaIsFresh -update
@@ -20,164 +19,243 @@ import (
 //go:embed schema.json
 var schemaJSON []byte
 
-const schemaURL = "urn:agentshim:harness:1"
-
 // Schema is the JSON Schema (draft 2020-12) of the harness file, the same bytes
 // each time. It knows shapes, names and ranges. Rules between fields are not in
 // it, nor that some fields are not built yet: what it accepts, Parse may refuse.
+// What it refuses, Parse refuses.
 func Schema() []byte { return bytes.Clone(schemaJSON) }
 
-// compiled holds the schema as a document and ready for use.
-var compiled = sync.OnceValues(func() (map[string]any, *jsonschema.Schema) {
-	doc, err := jsonschema.UnmarshalJSON(bytes.NewReader(schemaJSON))
-	if err != nil {
-		panic(fmt.Sprintf("embedded schema: %v", err))
+// node is the part of JSON Schema that schema.json is written in. Parse checks
+// files with it and not with a full validator, because the one at hand compiles
+// five meta-schemas at each start of the process, which is slower than all of
+// Parse; the tests hold the two against each other.
+type node struct {
+	Ref                  string           `json:"$ref"`
+	Defs                 map[string]*node `json:"$defs"`
+	AnyOf                []*node          `json:"anyOf"`
+	Type                 string           `json:"type"`
+	Properties           map[string]*node `json:"properties"`
+	Required             []string         `json:"required"`
+	AdditionalProperties *additional      `json:"additionalProperties"`
+	PropertyNames        *node            `json:"propertyNames"`
+	Items                *node            `json:"items"`
+	UniqueItems          bool             `json:"uniqueItems"`
+	Enum                 []any            `json:"enum"`
+	Minimum              *float64         `json:"minimum"`
+	Maximum              *float64         `json:"maximum"`
+	MinLength            int              `json:"minLength"`
+	Pattern              string           `json:"pattern"`
+
+	// Annotations, without effect.
+	Version     string `json:"$schema"`
+	ID          string `json:"$id"`
+	Title       string `json:"title"`
+	Description string `json:"description"`
+	Default     any    `json:"default"`
+}
+
+// additional is false, or the schema of members that have no property.
+type additional struct{ schema *node }
+
+func (a *additional) UnmarshalJSON(data []byte) error {
+	if string(data) == "false" {
+		return nil
 	}
-	c := jsonschema.NewCompiler()
-	if err := c.AddResource(schemaURL, doc); err != nil {
-		panic(fmt.Sprintf("embedded schema: %v", err))
+	return decodeSchema(data, &a.schema)
+}
+
+// decodeSchema refuses keywords that node does not know, so that none is ignored.
+func decodeSchema(data []byte, target any) error {
+	dec := json.NewDecoder(bytes.NewReader(data))
+	dec.DisallowUnknownFields()
+	return dec.Decode(target)
+}
+
+var rootSchema = sync.OnceValue(func() *node {
+	var root *node
+	if err := decodeSchema(schemaJSON, &root); err != nil {
+		panic(fmt.Sprintf("embedded schema.json: %v", err))
 	}
-	return doc.(map[string]any), c.MustCompile(schemaURL)
+	return root
 })
 
-// checkSchema reports what in tree does not fit the schema, and returns the
-// tree with those values taken out (null in lists), so that what is left can be
-// decoded and judged further.
-func checkSchema(tree any, imageGiven bool, p *problems) any {
-	doc, schema := compiled()
-	err := schema.Validate(tree)
-	if err == nil {
-		return tree
-	}
-	t := translator{tree: tree, doc: doc, imageGiven: imageGiven, problems: p}
-	for _, leaf := range leaves(err.(*jsonschema.ValidationError)) {
-		t.report(leaf)
-	}
-	return t.tree
-}
-
-// leaves are the errors that say something by themselves.
-func leaves(e *jsonschema.ValidationError) []*jsonschema.ValidationError {
-	switch e.ErrorKind.(type) {
-	case *kind.Schema, *kind.Group, *kind.Reference, *kind.AllOf:
-		var all []*jsonschema.ValidationError
-		for _, cause := range e.Causes {
-			all = append(all, leaves(cause)...)
-		}
-		return all
-	case *kind.AnyOf:
-		return bestBranch(e)
-	default:
-		return []*jsonschema.ValidationError{e}
-	}
-}
-
-// bestBranch is the alternative whose type fits the value; where none does, one
-// error that names the types of all.
-func bestBranch(e *jsonschema.ValidationError) []*jsonschema.ValidationError {
-	wrong := &kind.Type{}
-	for _, cause := range e.Causes {
-		branch := leaves(cause)
-		i := slices.IndexFunc(branch, func(leaf *jsonschema.ValidationError) bool {
-			_, isType := leaf.ErrorKind.(*kind.Type)
-			return isType && len(leaf.InstanceLocation) == len(e.InstanceLocation)
-		})
-		if i < 0 {
-			return branch
-		}
-		mismatch := branch[i].ErrorKind.(*kind.Type)
-		wrong.Got, wrong.Want = mismatch.Got, append(wrong.Want, mismatch.Want...)
-	}
-	return []*jsonschema.ValidationError{{SchemaURL: e.SchemaURL, InstanceLocation: e.InstanceLocation, ErrorKind: wrong}}
-}
-
-// translator turns the schema library's errors into problems.
-type translator struct {
-	tree       any
-	doc        map[string]any
+// shapes checks values against the schema.
+type shapes struct {
+	defs       map[string]*node
 	imageGiven bool
 	*problems
 }
 
-func (t *translator) report(e *jsonschema.ValidationError) {
-	path, value := t.find(e.InstanceLocation)
-	if t.covers(path) {
-		return
+// checkSchema reports what in tree does not fit the schema, and returns the
+// tree without those values (null in lists), so that the rest can be decoded
+// and judged further.
+func checkSchema(tree any, imageGiven bool, p *problems) any {
+	root := rootSchema()
+	return shapes{root.Defs, imageGiven, p}.check("$", tree, root)
+}
+
+// check returns value, or nil where it is of no use.
+func (s shapes) check(path string, value any, n *node) any {
+	if s.covers(path) {
+		return nil
 	}
-	switch k := e.ErrorKind.(type) {
-	case *kind.Required:
-		for _, name := range k.Missing {
-			if at := member(path, name); at != "$.image" || !t.imageGiven {
-				t.add(at, nil, "needed and not given", "")
-			}
+	n, wanted := s.resolve(n, value)
+	if n == nil {
+		got := typeOf(value)
+		if got == "a number" && slices.Contains(wanted, "a whole number") {
+			s.add(path, value, "must be a whole number, written plainly", "")
+			return nil
 		}
-	case *kind.AdditionalProperties:
-		known := t.knownKeys(e.SchemaURL)
-		for _, name := range k.Properties {
-			t.add(member(path, name), nil, "unknown key", didYouMean(name, known))
-			delete(value.(map[string]any), name)
-		}
-	case *kind.Pattern:
-		t.add(path, value, "not of the form "+k.Want, "").weak = true
-	case *kind.PropertyNames:
-		t.add(member(path, k.Property), nil, "not a valid name", "").weak = true
-	case *kind.UniqueItems:
-		j := k.Duplicates[1]
-		t.add(element(path, j), nil, fmt.Sprintf("the same as [%d]", k.Duplicates[0]), "keep one of them").beside = true
+		s.add(path, value, fmt.Sprintf("must be %s, not %s", orList(wanted), got), "")
+		return nil
+	}
+	switch v := value.(type) {
+	case map[string]any:
+		s.object(path, v, n)
+	case []any:
+		s.list(path, v, n)
 	default:
-		message, remedy := words(e.ErrorKind, value)
-		t.add(path, value, message, remedy)
-		t.clear(e.InstanceLocation)
+		if message, remedy := scalarFault(value, n); message != "" {
+			s.add(path, value, message, remedy)
+			return nil
+		}
+		if text, ok := value.(string); ok && n.Pattern != "" && !regexp.MustCompile(n.Pattern).MatchString(text) {
+			s.add(path, value, "not of the form "+n.Pattern, "").weak = true
+		}
+	}
+	return value
+}
+
+// resolve finds the schema whose type value has, through references and
+// alternatives; when there is none it gives the types that would do.
+func (s shapes) resolve(n *node, value any) (found *node, wanted []string) {
+	for n.Ref != "" {
+		n = s.defs[strings.TrimPrefix(n.Ref, "#/$defs/")]
+	}
+	if len(n.AnyOf) == 0 {
+		if hasType(value, n.Type) {
+			return n, nil
+		}
+		return nil, []string{typeNames[n.Type]}
+	}
+	for _, branch := range n.AnyOf {
+		one, types := s.resolve(branch, value)
+		if one != nil {
+			return one, nil
+		}
+		wanted = append(wanted, types...)
+	}
+	return nil, wanted
+}
+
+func (s shapes) object(path string, fields map[string]any, n *node) {
+	for _, name := range n.Required {
+		at := member(path, name)
+		if _, given := fields[name]; !given && !(at == "$.image" && s.imageGiven) {
+			s.add(at, nil, "needed and not given", "")
+		}
+	}
+	for name, value := range fields {
+		at := member(path, name)
+		if n.PropertyNames != nil && !regexp.MustCompile(n.PropertyNames.Pattern).MatchString(name) {
+			s.add(at, nil, "not a name of the form "+n.PropertyNames.Pattern, "").weak = true
+		}
+		schema := n.Properties[name]
+		if schema == nil && n.AdditionalProperties != nil {
+			schema = n.AdditionalProperties.schema
+		}
+		if schema == nil {
+			s.add(at, nil, "unknown key", didYouMean(name, slices.Sorted(maps.Keys(n.Properties))))
+			delete(fields, name)
+			continue
+		}
+		fields[name] = s.check(at, value, schema)
 	}
 }
 
-// words says what a value must be.
-func words(k jsonschema.ErrorKind, value any) (message, remedy string) {
-	switch k := k.(type) {
-	case *kind.Type:
-		return fmt.Sprintf("must be %s, not %s", typeNames(k.Want), typeName(k.Got)), ""
-	case *kind.Enum:
-		names := make([]string, len(k.Want))
-		for i, want := range k.Want {
-			names[i] = fmt.Sprint(want)
+func (s shapes) list(path string, items []any, n *node) {
+	first := map[any]int{}
+	for i := range items {
+		at := element(path, i)
+		items[i] = s.check(at, items[i], n.Items)
+		text, ok := items[i].(string)
+		if !ok || !n.UniqueItems {
+			continue
+		}
+		if j, twice := first[text]; twice {
+			s.add(at, text, fmt.Sprintf("the same as [%d]", j), "keep one of them").beside = true
+			continue
+		}
+		first[text] = i
+	}
+}
+
+// scalarFault is what is wrong with a value of the right type, but for its pattern.
+func scalarFault(value any, n *node) (message, remedy string) {
+	if len(n.Enum) > 0 && !inEnum(value, n.Enum) {
+		names := make([]string, len(n.Enum))
+		for i, one := range n.Enum {
+			names[i] = fmt.Sprint(one)
 		}
 		got, _ := value.(string)
 		return "must be " + orList(names), didYouMean(got, names)
-	case *kind.Minimum:
-		return "must be at least " + number(k.Want), ""
-	case *kind.Maximum:
-		return "must be at most " + number(k.Want), ""
-	case *kind.MinLength:
-		return "must not be empty", ""
-	default:
-		return "does not fit the schema", ""
 	}
+	switch v := value.(type) {
+	case string:
+		if utf8.RuneCountInString(v) < n.MinLength {
+			return "must not be empty", ""
+		}
+	case json.Number:
+		f, err := v.Float64()
+		switch {
+		case err != nil:
+			return "number out of range", ""
+		case n.Minimum != nil && f < *n.Minimum:
+			return "must be at least " + plain(*n.Minimum), ""
+		case n.Maximum != nil && f > *n.Maximum:
+			return "must be at most " + plain(*n.Maximum), ""
+		}
+	}
+	return "", ""
 }
 
-func typeNames(kinds []string) string {
-	names := make([]string, len(kinds))
-	for i, one := range kinds {
-		names[i] = typeName(one)
+func inEnum(value any, enum []any) bool {
+	if number, ok := value.(json.Number); ok {
+		f, err := number.Float64()
+		return err == nil && slices.Contains(enum, any(f))
 	}
-	return orList(names)
+	return slices.Contains(enum, value)
 }
 
-func typeName(jsonType string) string {
-	switch jsonType {
-	case "object":
+var wholeForm = regexp.MustCompile(`^-?[0-9]+$`)
+
+// typeNames are the JSON Schema types in words.
+var typeNames = map[string]string{
+	"object": "an object", "array": "a list", "string": "a string",
+	"integer": "a whole number", "number": "a number", "boolean": "true or false",
+}
+
+func hasType(value any, name string) bool {
+	if number, ok := value.(json.Number); ok && name == "integer" {
+		return wholeForm.MatchString(number.String())
+	}
+	return value != nil && typeOf(value) == typeNames[name]
+}
+
+func typeOf(value any) string {
+	switch value.(type) {
+	case map[string]any:
 		return "an object"
-	case "array":
+	case []any:
 		return "a list"
-	case "string":
+	case string:
 		return "a string"
-	case "integer":
-		return "a whole number"
-	case "number":
+	case json.Number:
 		return "a number"
-	case "boolean":
+	case bool:
 		return "true or false"
 	default:
-		return jsonType
+		return "null"
 	}
 }
 
@@ -188,65 +266,4 @@ func orList(words []string) string {
 	return strings.Join(words[:len(words)-1], ", ") + " or " + words[len(words)-1]
 }
 
-func number(r *big.Rat) string {
-	f, _ := r.Float64()
-	return strconv.FormatFloat(f, 'f', -1, 64)
-}
-
-// find gives the path and the value at a location.
-func (t *translator) find(location []string) (string, any) {
-	path, value := "$", t.tree
-	for _, token := range location {
-		switch v := value.(type) {
-		case map[string]any:
-			path, value = member(path, token), v[token]
-		case []any:
-			i, _ := strconv.Atoi(token)
-			path, value = element(path, i), v[i]
-		}
-	}
-	return path, value
-}
-
-// clear sets the value at a location to null, which decodes as "not given".
-func (t *translator) clear(location []string) {
-	if len(location) == 0 {
-		t.tree = nil
-		return
-	}
-	last := location[len(location)-1]
-	switch _, parent := t.find(location[:len(location)-1]); v := parent.(type) {
-	case map[string]any:
-		v[last] = nil
-	case []any:
-		i, _ := strconv.Atoi(last)
-		v[i] = nil
-	}
-}
-
-// knownKeys are the properties of the object schema at url.
-func (t *translator) knownKeys(url string) []string {
-	_, fragment, _ := strings.Cut(url, "#")
-	node := t.doc
-	for token := range strings.SplitSeq(strings.TrimPrefix(fragment, "/"), "/") {
-		switch next := node[token].(type) {
-		case map[string]any:
-			node = next
-		case []any:
-			return t.branchKeys(next)
-		}
-	}
-	properties, _ := node["properties"].(map[string]any)
-	return slices.Sorted(maps.Keys(properties))
-}
-
-// branchKeys are the properties of all alternatives.
-func (t *translator) branchKeys(branches []any) []string {
-	var keys []string
-	for _, branch := range branches {
-		properties, _ := branch.(map[string]any)["properties"].(map[string]any)
-		keys = append(keys, slices.Sorted(maps.Keys(properties))...)
-	}
-	return keys
-}
-
+func plain(f float64) string { return strconv.FormatFloat(f, 'f', -1, 64) }

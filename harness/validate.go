@@ -92,7 +92,7 @@ func validUser(user string) bool {
 var imageForm = regexp.MustCompile(`^(?:sha256:[0-9a-f]{12,64}|` +
 	`(?:(?:[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?(?:\.[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?)*|\[[0-9A-Fa-f:]+\])(?::[0-9]{1,5})?/)?` +
 	`[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*(?:/[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*)*` +
-	`(?::[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?(?:@sha256:[0-9a-f]{64})?)$`)
+	`(?::[A-Za-z0-9_][A-Za-z0-9_.-]*)?(?:@sha256:[0-9a-f]{64})?)$`)
 
 // transport matches containers-transports(5) names that Podman takes before a
 // colon: it would read the image from a host path or another store.
@@ -415,13 +415,13 @@ func (c *checker) variables(at string, env map[string]string) {
 	}
 }
 
-var labelForm = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._/-]{0,127}$`)
+var labelForm = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._/-]*$`)
 
 func (c *checker) labels() {
 	for _, name := range slices.Sorted(maps.Keys(c.h.Labels)) {
 		at, value := member("$.labels", name), c.h.Labels[name]
 		switch {
-		case !labelForm.MatchString(name):
+		case len(name) > 128 || !labelForm.MatchString(name):
 			c.fault(at, nil, "not a label's name (letters, digits, . _ / -)", "")
 		case strings.HasPrefix(name, "agentshim."):
 			c.fault(at, nil, "labels under agentshim. are agentshim's own", "choose another name")
