@@ -4,15 +4,24 @@ package mounts
 
 // Facts is what Probe read from the host.
 type Facts struct {
+	// Home is the caller's home, for sources that start with ~/.
+	Home string
 	// Sources holds one entry per source path named by the harness file, keyed by
 	// the path as written, made absolute.
 	Sources map[string]Source
+	// Nested says what stands in a bind's source where another mount's target lies
+	// inside that bind: NodeDir, NodeFile or NodeOther (a link among them), keyed by
+	// the host path; absent where nothing stands. No link was followed.
+	Nested map[string]string
 	// Protected folders may not be mounted, nor anything below or above them:
 	// engines' data and state, agentshim's own folders.
 	Protected []string
-	// HomeRoots are the home folders of the users of this machine; they may not be
-	// mounted themselves.
+	// HomeRoots are the home folders of the users of this machine; neither they nor
+	// a folder above them may be mounted.
 	HomeRoots []string
+	// SystemLinks maps a system folder that is itself a link (/home on some systems)
+	// to what it resolves to.
+	SystemLinks map[string]string
 	// SELinux says that the kernel enforces it.
 	SELinux bool
 }
@@ -31,11 +40,19 @@ type Source struct {
 	NoExec bool
 	// Submounts are the mount points below it.
 	Submounts []string
-	// Sockets are the listening sockets at or below it.
+	// Sockets are the sockets at or below it that something listens on, or that
+	// have an engine's, an agent's or the desktop's well-known name.
 	Sockets []string
 	// GroupOnly says that the caller can read it only through a supplementary group.
 	GroupOnly bool
 }
+
+// What may stand at a nested target.
+const (
+	NodeDir   = "dir"
+	NodeFile  = "file"
+	NodeOther = "other"
+)
 
 // Target is what Compile must know about the container.
 type Target struct {
@@ -49,6 +66,9 @@ type Target struct {
 	MemoryBytes int64
 	// ImageVolumes are the image's VOLUME paths.
 	ImageVolumes []string
+	// Reserved are the container's paths that the plan itself mounts something on
+	// (init, /etc/hosts, …); no target may be one of them, or above or below one.
+	Reserved []string
 }
 
 // Mount is one mount of the container.

@@ -1,0 +1,259 @@
+package mounts
+
+import (
+	"fmt"
+	"path"
+	"slices"
+	"strings"
+
+	"github.com/agentshim/agentshim/harness"
+)
+
+// Mechanisms of Mount.NoSUIDBy, NoDevBy and NoExecBy.
+const (
+	ByFlag          = "flag"
+	ByNoNewPrivs    = "no-new-privileges"
+	ByDevicesCgroup = "devices-cgroup"
+	// ByNothing: noexec was asked for and this engine can't set it.
+	ByNothing = "gap"
+)
+
+// Values of Mount.Type.
+const (
+	TypeBind  = "bind"
+	TypeTmpfs = "tmpfs"
+)
+
+// Values of Mount.Why.
+const (
+	WhyWorkspace   = "workspace"
+	WhyMount       = "mount"
+	WhyHome        = "home"
+	WhyTmp         = "tmp"
+	WhyRun         = "run"
+	WhyShm         = "shm"
+	WhyImageVolume = "image-volume"
+)
+
+// Compile decides the container's mounts. It reads nothing but its arguments, and
+// equal arguments give an equal Set. Every refusal is reported at once, each a
+// *Problem that is ErrRefused, or ErrSource where Probe has no entry for a source.
+//
+// It guarantees that no mount it returns makes an engine create anything in a
+// host folder. It does not guarantee that a source is still what Probe saw: the
+// attestation compares Dev and Ino with what init sees. Files of home.files,
+// caches and the engine's own mounts are not its business.
+func Compile(h harness.Harness, f Facts, t Target) (Set, error) {
+	var ps problems
+	asked := binds(h, f.Home)
+	ps.add(modeProblem(h))
+	fixed, sizeProblems := tmpfs(h, t)
+	ps = append(ps, sizeProblems...)
+	volumes, volumeProblems := imageVolumes(t, asked, fixed)
+	all := slices.Concat(fixed, volumes)
+	for _, b := range asked {
+		ps.add(sourceProblem(b, f, t))
+		ps.add(targetProblem(b, asked, fixed, t))
+		ps.add(nestingProblem(b, asked, all, f))
+	}
+	ps = append(ps, volumeProblems...)
+	ps.add(sumProblem(all, t))
+	if err := ps.join(); err != nil {
+		return Set{}, err
+	}
+	set := Set{Mounts: all}
+	for _, b := range asked {
+		set.Mounts = append(set.Mounts, bindMount(b, f.Sources[b.key], t))
+	}
+	// A parent's path is a prefix of its children's, so it sorts before them.
+	slices.SortFunc(set.Mounts, func(a, b Mount) int { return strings.Compare(a.Target, b.Target) })
+	for _, m := range set.Mounts {
+		if m.NoExecBy == ByNothing {
+			set.BindNoExec = append(set.BindNoExec, m.Target)
+		}
+	}
+	set.Warnings = warnings(h, f, t, asked)
+	return set, nil
+}
+
+func modeProblem(h harness.Harness) *Problem {
+	if h.Workspace == nil {
+		return nil
+	}
+	switch h.Workspace.Mode {
+	case "", "read-only", "writable", "none":
+		return nil
+	}
+	return refuse("$.workspace.mode", h.Workspace.Mode, "this mode is not built yet", "use read-only, writable or none")
+}
+
+func bindMount(b bind, s Source, t Target) Mount {
+	m := Mount{
+		Target: b.target, Type: TypeBind, Source: s.Path, Writable: b.writable, NoExec: b.noExec,
+		NoSUIDBy: ByFlag, NoDevBy: ByFlag, Label: b.label, Dev: s.Dev, Ino: s.Ino, Why: b.why,
+	}
+	if b.noExec {
+		m.NoExecBy = ByFlag
+	}
+	if t.Podman {
+		return m
+	}
+	// Docker's --mount has no nosuid, nodev or noexec for binds.
+	m.NoSUIDBy, m.NoDevBy = ByNoNewPrivs, ByDevicesCgroup
+	if b.noExec {
+		m.NoExecBy = ByNothing
+	}
+	return m
+}
+
+// targetProblem says why b can't be mounted where it asks to be.
+func targetProblem(b bind, all []bind, fixed []Mount, t Target) *Problem {
+	at := b.json + ".target"
+	if b.targetErr != nil {
+		return refuse(at, b.rawTarget, b.targetErr.Error(), `write an absolute path, "~/…" for the agent's home, or a path under the workspace`)
+	}
+	if reason := unportable(b.target); reason != "" {
+		return refuse(at, b.target, reason, "choose another target")
+	}
+	if strings.ContainsFunc(b.target, func(r rune) bool { return r < ' ' || r == 0x7f }) {
+		return refuse(at, b.target, "it holds a control character", "choose another target")
+	}
+	for _, dir := range kernelTargets {
+		if atOrBelow(b.target, dir) {
+			return refuse(at, b.target, "it lies in "+dir+", which belongs to the container", "choose another target")
+		}
+	}
+	if b.target == "/" {
+		return refuse(at, b.target, "it would replace the whole root file system", "choose a folder below it")
+	}
+	for _, r := range slices.Concat(reservedTargets, t.Reserved) {
+		if atOrBelow(b.target, r) || below(r, b.target) {
+			return refuse(at, b.target, "it collides with "+r+", which agentshim or the engine provides", "choose another target")
+		}
+	}
+	if p := tmpfsCollision(b, fixed); p != nil {
+		return p
+	}
+	for _, other := range all {
+		if other.json == b.json {
+			break
+		}
+		if other.targetErr == nil && other.target == b.target {
+			return refuse(at, b.target, "it is also the target of "+other.json, "give each mount its own target")
+		}
+	}
+	return nil
+}
+
+func tmpfsCollision(b bind, fixed []Mount) *Problem {
+	for _, m := range fixed {
+		switch {
+		case b.target == m.Target:
+			return refuse(b.json+".target", b.target, "the container's own tmpfs is mounted there", "choose a folder below it, or another target")
+		case below(m.Target, b.target):
+			return refuse(b.json+".target", b.target, "it lies above "+m.Target+", where the container's own tmpfs is mounted", "choose another target")
+		}
+	}
+	return nil
+}
+
+// nestingProblem refuses targets that an engine would have to create: in a host
+// folder, or with root-owned folders in between inside a tmpfs.
+func nestingProblem(b bind, all []bind, tmpfs []Mount, f Facts) *Problem {
+	at := b.json + ".target"
+	if b.targetErr != nil {
+		return nil // targetProblem reports it
+	}
+	parent := enclosing(b, all)
+	if parent == nil {
+		return depthProblem(at, b.target, tmpfs)
+	}
+	outer, ok := f.Sources[parent.key]
+	s, known := f.Sources[b.key]
+	if !ok || !known {
+		return nil // sourceProblem reports it
+	}
+	p := nestedPath(outer.Path, parent, b)
+	want := NodeFile
+	if s.Dir {
+		want = NodeDir
+	}
+	got := f.Nested[p]
+	switch {
+	case got == want:
+		return nil
+	case got == "":
+		return refuse(at, b.target,
+			fmt.Sprintf("%q does not exist, and the engine would create it in the source of %s", p, parent.json),
+			fmt.Sprintf("create it as a %s, or choose a target outside %s", kindWord(want), parent.target))
+	case got == NodeOther:
+		return refuse(at, b.target, fmt.Sprintf("%q is a link or a special file, or lies behind one", p), "name a real "+kindWord(want))
+	}
+	return refuse(at, b.target, fmt.Sprintf("%q is a %s and the source a %s", p, kindWord(got), kindWord(want)), "mount a folder on a folder, a file on a file")
+}
+
+func kindWord(node string) string {
+	if node == NodeDir {
+		return "folder"
+	}
+	return "file"
+}
+
+// depthProblem refuses a target that needs folders in between inside a tmpfs: the
+// engine would create them owned by root, and the agent could not write there.
+func depthProblem(at, target string, tmpfs []Mount) *Problem {
+	outer := ""
+	for _, m := range tmpfs {
+		if below(target, m.Target) && len(m.Target) > len(outer) {
+			outer = m.Target
+		}
+	}
+	if outer == "" || path.Dir(target) == outer {
+		return nil
+	}
+	return refuse(at, target, "folders between it and the tmpfs "+outer+" would belong to root: not built yet",
+		"mount it directly below "+outer+", or outside")
+}
+
+// warnings are in the file's order.
+func warnings(h harness.Harness, f Facts, t Target, all []bind) []string {
+	var out []string
+	warn := func(b bind, format string, args ...any) {
+		out = append(out, fmt.Sprintf("%s: %q: ", b.json, b.source)+fmt.Sprintf(format, args...))
+	}
+	for _, b := range all {
+		s := f.Sources[b.key]
+		if !s.Dir && b.writable {
+			warn(b, "a single file mounted writable: programs that save by renaming get EBUSY, and when the host replaces the file the agent keeps the old one; mount its folder instead")
+		}
+		if s.NoExec {
+			warn(b, "it lies on a file system mounted noexec: programs in it will not run")
+		}
+		if s.GroupOnly && (t.Podman && t.Rootless || !slices.Contains(h.Groups, int(s.GID))) {
+			warn(b, "you can read it only through the supplementary group %d, which the agent does not have", s.GID)
+		}
+		if f.SELinux && t.Podman && b.label == "" {
+			warn(b, "SELinux is enforced here: without a label the agent may be denied access")
+		}
+		if w := writableAbove(b, all, f); w != nil {
+			warn(b, "mounted read-only, but the agent can change it through %s, which is writable", w.json)
+		}
+	}
+	return out
+}
+
+// writableAbove is the writable bind whose source holds the read-only b's, or nil.
+func writableAbove(b bind, all []bind, f Facts) *bind {
+	if b.writable {
+		return nil
+	}
+	for i := range all {
+		w := &all[i]
+		source, outer := f.Sources[b.key].Path, f.Sources[w.key].Path
+		covered := w.target + strings.TrimPrefix(source, outer)
+		if w.writable && atOrBelow(source, outer) && covered != b.target {
+			return w
+		}
+	}
+	return nil
+}
