@@ -172,19 +172,7 @@ func TestFullExampleFitsTheSchema(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	doc, err := validator.UnmarshalJSON(bytes.NewReader(harness.Schema()))
-	if err != nil {
-		t.Fatal(err)
-	}
-	c := validator.NewCompiler()
-	if err := c.AddResource("urn:test", doc); err != nil {
-		t.Fatal(err)
-	}
-	instance, err := validator.UnmarshalJSON(bytes.NewReader(text))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := c.MustCompile("urn:test").Validate(instance); err != nil {
+	if err := fullValidator(t)(text); err != nil {
 		t.Error(err)
 	}
 	for name, def := range schemaDocument(t)["$defs"].(map[string]any) {
@@ -197,5 +185,26 @@ func TestFullExampleFitsTheSchema(t *testing.T) {
 				t.Errorf("%s.%s is not in testdata/full.json", name, field)
 			}
 		}
+	}
+}
+
+// fullValidator checks a text with an independent JSON Schema validator.
+func fullValidator(t testing.TB) func(text []byte) error {
+	t.Helper()
+	doc, err := validator.UnmarshalJSON(bytes.NewReader(harness.Schema()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := validator.NewCompiler()
+	if err := c.AddResource("urn:test", doc); err != nil {
+		t.Fatal(err)
+	}
+	schema := c.MustCompile("urn:test")
+	return func(text []byte) error {
+		instance, err := validator.UnmarshalJSON(bytes.NewReader(text))
+		if err != nil {
+			return err
+		}
+		return schema.Validate(instance)
 	}
 }

@@ -162,10 +162,13 @@ func reason(err error) string {
 var invalidUTF8 = regexp.MustCompile(`(?i)utf-8|surrogate`)
 
 // pointerPath is the path of a JSON Pointer. Which tokens are list positions is
-// told by the values seen so far.
+// told by the values seen so far. It ends at maxDepth.
 func (w walker) pointerPath(pointer jsontext.Pointer) string {
-	path := "$"
+	path, depth := "$", 0
 	for token := range pointer.Tokens() {
+		if depth++; depth > maxDepth {
+			break
+		}
 		next := member(path, token)
 		if i, err := strconv.Atoi(token); err == nil {
 			if _, seen := w.offsets[element(path, i)]; seen {

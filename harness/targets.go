@@ -38,11 +38,14 @@ func (h Harness) ContainerPath(target string) string {
 	if path.IsAbs(target) {
 		return path.Clean(target)
 	}
-	if !h.HasWorkspace() || target == "" {
+	if target == "" || !h.HasWorkspace() || !anchored(h.Workspace.Target) {
 		return ""
 	}
 	return path.Join(h.ContainerPath(h.Workspace.Target), target)
 }
+
+// anchored says that a target needs no workspace to be a path.
+func anchored(target string) bool { return path.IsAbs(target) || strings.HasPrefix(target, "~/") }
 
 // within says whether name is dir or lies below it; both are absolute and clean.
 func within(name, dir string) bool {
@@ -85,7 +88,7 @@ func isControl(r rune) bool { return r < 0x20 || r == 0x7f }
 // cleanTarget keeps a target's form (absolute, ~/, relative) and cleans the rest.
 func cleanTarget(target string) string {
 	if rest, home := strings.CutPrefix(target, "~/"); home {
-		return "~/" + path.Clean(rest)
+		return "~/" + path.Clean("/" + rest)[1:]
 	}
 	return path.Clean(target)
 }

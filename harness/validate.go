@@ -57,13 +57,23 @@ func (c *checker) fault(at string, value any, message, remedy string) {
 	}
 }
 
-var userForm = regexp.MustCompile(`^(0|[1-9][0-9]{0,9}):(0|[1-9][0-9]{0,9})$`)
+var (
+	nameForm     = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$`)
+	platformForm = regexp.MustCompile(`^linux/[a-z0-9]+(/[a-z0-9]+)?$`)
+	userForm     = regexp.MustCompile(`^(0|[1-9][0-9]{0,9}):(0|[1-9][0-9]{0,9})$`)
+)
 
-// identity judges the user and what depends on it. Engines take partial users
+// identity judges the engine, the names, the user and what depends on it. Engines take partial users
 // and run ":1234" as uid 0, hence the narrow form.
 func (c *checker) identity() {
 	if !slices.Contains([]string{"auto", "docker", "podman"}, c.h.Engine) {
 		c.fault("$.engine", c.h.Engine, "must be auto, docker or podman", didYouMean(c.h.Engine, []string{"auto", "docker", "podman"}))
+	}
+	if c.h.Name != "" && !nameForm.MatchString(c.h.Name) {
+		c.fault("$.name", c.h.Name, "must be at most 63 letters, digits, dots, dashes and underscores, a letter or digit first", "")
+	}
+	if c.h.Platform != "" && !platformForm.MatchString(c.h.Platform) {
+		c.fault("$.platform", c.h.Platform, "must be linux/ARCH or linux/ARCH/VARIANT", `write "linux/amd64" or "linux/arm64"`)
 	}
 	uid, _, _ := strings.Cut(c.h.User, ":")
 	if c.h.User != "" && !validUser(c.h.User) {
@@ -239,7 +249,7 @@ func (c *checker) target(at, target string) string {
 		return target
 	}
 	if place := blocked(full); place != "" {
-		c.fault(at, target, "is, holds or lies in "+place+", which is agentshim's own", "choose another target")
+		c.fault(at, target, "collides with "+place+", where no mount may be", "choose another target")
 	}
 	return cleanTarget(target)
 }
@@ -253,7 +263,7 @@ func (c *checker) workspace() {
 		c.fault("$.workspace.source", nil, "needed and not given", `write "." for the file's own folder`)
 	}
 	c.source("$.workspace.source", w.Source)
-	if pathFault(w.Target) == "" && !path.IsAbs(w.Target) && !strings.HasPrefix(w.Target, "~/") {
+	if pathFault(w.Target) == "" && !anchored(w.Target) {
 		c.fault("$.workspace.target", w.Target, "must be absolute", `write "/`+path.Clean(w.Target)+`"`)
 		return
 	}
