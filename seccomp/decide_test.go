@@ -186,7 +186,7 @@ func TestUnconditionalVerdicts(t *testing.T) {
 		},
 		syscall.ENOSYS: {
 			"clone3", "get_mempolicy", "mbind", "set_mempolicy", "set_mempolicy_home_node", "lsm_get_self_attr", "file_getattr",
-			"file_setattr", "listns", "uprobe", "lookup_dcookie", "sysfs", "ustat", "nice", "_sysctl", "uselib",
+			"file_setattr", "listns", "lookup_dcookie", "sysfs", "ustat", "nice", "_sysctl", "uselib",
 		},
 		syscall.EACCES: {"socketcall"},
 		// What a runtime calls between loading the filter and the program (C09), and what programs live on.

@@ -109,7 +109,7 @@ var differences = []difference{
 	{
 		names:   []string{"open_by_handle_at"},
 		clauses: []clause{refuse(ePERM)},
-		reason:  "opens files outside the container's mounts (CVE-2014-3519)",
+		reason:  "opens files outside the container's mounts (the shocker escape)",
 	},
 	{
 		names: []string{
@@ -173,7 +173,7 @@ var differences = []difference{
 	},
 	{
 		names: []string{
-			"file_getattr", "file_setattr", "listns", "lsm_get_self_attr", "lsm_list_modules", "lsm_set_self_attr", "uprobe",
+			"file_getattr", "file_setattr", "listns", "lsm_get_self_attr", "lsm_list_modules", "lsm_set_self_attr",
 		},
 		clauses: []clause{refuse(eNOSYS)},
 		reason:  "newer than the base: callers fall back",
@@ -181,8 +181,9 @@ var differences = []difference{
 }
 
 // newer names the calls that a libseccomp older than the version does not
-// know, {major, minor, micro}; unreleased stands for none known to have it. Runtimes skip an
-// unknown name, so the call then answers the default, or ENOSYS where runc's own check for new numbers applies.
+// know, {major, minor, micro}; unreleased stands for none known to have it.
+// Runtimes skip an unknown name, so the call then answers the default, or ENOSYS
+// where runc's own check for new numbers applies.
 var newer = map[string][3]uint{
 	"cachestat": {2, 5, 5}, "fchmodat2": {2, 5, 5}, "map_shadow_stack": {2, 5, 5},
 	"futex_requeue": {2, 5, 5}, "futex_wait": {2, 5, 5}, "futex_wake": {2, 5, 5},
@@ -191,7 +192,7 @@ var newer = map[string][3]uint{
 	"lsm_get_self_attr": {2, 6, 0}, "lsm_list_modules": {2, 6, 0}, "lsm_set_self_attr": {2, 6, 0},
 	"riscv_hwprobe": {2, 6, 0}, "uretprobe": {2, 6, 0},
 	"file_getattr": unreleased, "file_setattr": unreleased, "listns": unreleased,
-	"open_tree_attr": unreleased, "uprobe": unreleased,
+	"open_tree_attr": unreleased,
 }
 
 var unreleased = [3]uint{^uint(0)}

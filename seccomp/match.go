@@ -37,8 +37,9 @@ var abis = map[string]struct {
 
 // Decide returns the policy's verdict on one call, as the rules say it. arch is a
 // GOARCH or x32; empty means the target's. A name no rule knows, a typo too,
-// gets the default. It does not model what a runtime adds: names its libseccomp does
-// not know, and runc's ENOSYS for numbers above every one in the profile.
+// gets the default. It does not model what a runtime's libseccomp leaves out (names
+// it does not know), runc's ENOSYS for numbers above every one in the profile, or
+// the kernel's own exceptions (see the package).
 func (p *Policy) Decide(arch, name string, args [6]uint64) Verdict {
 	if arch == "" {
 		arch = p.target.Arch

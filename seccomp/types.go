@@ -29,7 +29,8 @@
 //
 // seccomp does not see behind pointers: paths, socket addresses and clone3's
 // flags are out of its reach. A call newer than every call in the profile is
-// answered by the runtime itself (runc: ENOSYS).
+// answered by the runtime itself (runc: ENOSYS). Linux lets uretprobe and uprobe
+// pass every filter: they only serve probes that the host's root placed.
 package seccomp
 
 import (
@@ -59,7 +60,8 @@ type Target struct {
 	Arch string
 	// Docker is set for an engine that ignores defaultErrnoRet, as Docker 20.10
 	// does: what no rule names is then EPERM there, and ENOSYS needs a rule.
-	// An engine that honours the field may be given either flavour.
+	// An engine that honours the field may be given either flavour; one that does not
+	// would answer EPERM to clone3 with the other, and no glibc thread would start.
 	Docker bool
 }
 
