@@ -32,6 +32,7 @@ const (
 	ReasonImagePlatform     Reason = "image-platform"
 	ReasonImageUser         Reason = "image-user"
 	ReasonPullFailed        Reason = "pull-failed"
+	ReasonIdentity          Reason = "identity"
 	ReasonHarnessMissing    Reason = "harness-missing"
 	ReasonGap               Reason = "gap"
 	ReasonWidening          Reason = "widening"
@@ -45,6 +46,7 @@ const (
 	ReasonInitMissing       Reason = "init-missing"
 	ReasonInitLost          Reason = "init-lost"
 	ReasonEngineLost        Reason = "engine-lost"
+	ReasonOutputClosed      Reason = "output-closed"
 	ReasonInterrupted       Reason = "interrupted"
 	ReasonInternal          Reason = "internal"
 )
@@ -74,6 +76,7 @@ func Reasons() []ReasonInfo {
 		{ReasonImagePlatform, false, "The image is for another platform."},
 		{ReasonImageUser, false, "The image names another user than the one that the run would have."},
 		{ReasonPullFailed, true, "The image could not be pulled."},
+		{ReasonIdentity, false, "There is no uid and gid that the agent could safely have."},
 		{ReasonHarnessMissing, false, "The harness's program is not in the image or can't be executed."},
 		{ReasonGap, false, "The host can't enforce something, and the file does not accept that."},
 		{ReasonWidening, false, "The file opens something that it does not also accept by name."},
@@ -87,6 +90,7 @@ func Reasons() []ReasonInfo {
 		{ReasonInitMissing, false, "The program that runs inside the container is missing or altered."},
 		{ReasonInitLost, true, "The container ended without saying how the harness ended."},
 		{ReasonEngineLost, true, "The engine or its client went away during the run."},
+		{ReasonOutputClosed, false, "The reader of standard output or standard error went away."},
 		{ReasonInterrupted, true, "A signal ended agentshim before the harness started."},
 		{ReasonInternal, false, "A fault of agentshim itself."},
 	}

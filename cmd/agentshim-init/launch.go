@@ -1,0 +1,200 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/agentshim/agentshim/shim/wire"
+)
+
+// homeFile is the file of the home that is being written.
+type homeFile struct {
+	f    *os.File
+	left int64
+}
+
+func refuse(reason, format string, args ...any) *wire.Refused {
+	return &wire.Refused{Reason: reason, Detail: fmt.Sprintf(format, args...)}
+}
+
+// createHomeFile opens one new file below the home, 0600, its parents 0700.
+func createHomeFile(file wire.File) (*homeFile, *wire.Refused) {
+	if path.Clean(file.Path) != file.Path || !strings.HasPrefix(file.Path, wire.HomeDir+"/") {
+		return nil, refuse("home-file", "path %q is not below %s", file.Path, wire.HomeDir)
+	}
+	if file.Size < 0 || file.Size > wire.MaxFile {
+		return nil, refuse("home-file", "%q: size %d", file.Path, file.Size)
+	}
+	if err := os.MkdirAll(path.Dir(file.Path), 0o700); err != nil {
+		return nil, refuse("home-file", "%v", err)
+	}
+	f, err := os.OpenFile(file.Path, os.O_WRONLY|os.O_CREATE|os.O_EXCL|unix.O_NOFOLLOW, 0o600)
+	if err != nil {
+		return nil, refuse("home-file", "%v", err)
+	}
+	h := &homeFile{f: f, left: file.Size}
+	if h.left == 0 {
+		return h, h.write(nil)
+	}
+	return h, nil
+}
+
+// write takes the next part and closes the file after its last byte.
+func (h *homeFile) write(p []byte) *wire.Refused {
+	if int64(len(p)) > h.left {
+		return refuse("home-file", "%q: more data than announced", h.f.Name())
+	}
+	if _, err := h.f.Write(p); err != nil {
+		return refuse("home-file", "%v", err)
+	}
+	h.left -= int64(len(p))
+	if h.left > 0 {
+		return nil
+	}
+	if err := h.f.Close(); err != nil {
+		return refuse("home-file", "%v", err)
+	}
+	return nil
+}
+
+// launch starts the harness in its own session, on fresh pipes.
+func (in *initProcess) launch(l wire.Launch) *wire.Refused {
+	if in.file != nil && in.file.left > 0 {
+		return refuse("home-file", "%q: %d bytes missing", in.file.f.Name(), in.file.left)
+	}
+	if len(l.Args) == 0 {
+		return refuse("harness-missing", "no program given")
+	}
+	if err := os.MkdirAll(l.RuntimeDir, 0o700); err != nil {
+		return refuse("runtime-dir", "%v", err)
+	}
+	if err := checkDir(l.Dir); err != nil {
+		return refuse("workdir", "%v", err)
+	}
+	program, r := lookPath(l)
+	if r != nil {
+		return r
+	}
+	var p pipes
+	defer p.closeChildEnds()
+	if err := p.open(); err != nil {
+		return refuse("streams", "%v", err)
+	}
+	err := raised(in.oomScore, func() (err error) {
+		in.pid, err = syscall.ForkExec(program, l.Args, &syscall.ProcAttr{
+			Dir: l.Dir, Env: l.Env, Files: p.child(), Sys: &syscall.SysProcAttr{Setsid: true},
+		})
+		return err
+	})
+	if err != nil {
+		return refuse("harness-exec", "%q: %v", program, err)
+	}
+	in.launched = true
+	if err := in.conn.Send(wire.KindStarted, 0, nil); err != nil {
+		fatal("started", err)
+	}
+	in.run(p.ends[wire.Stdin], p.ends[wire.Stdout], p.ends[wire.Stderr])
+	return nil
+}
+
+func checkDir(dir string) error {
+	st, err := os.Stat(dir)
+	if err != nil {
+		return err
+	}
+	if !st.IsDir() {
+		return &os.PathError{Op: "chdir", Path: dir, Err: syscall.ENOTDIR}
+	}
+	return unix.Access(dir, unix.X_OK)
+}
+
+// lookPath finds the program as execvp(3) does: a name without a slash is looked
+// up in the PATH of the harness's own environment.
+func lookPath(l wire.Launch) (string, *wire.Refused) {
+	name := l.Args[0]
+	if strings.Contains(name, "/") {
+		if _, err := os.Stat(path.Join(l.Dir, name)); !path.IsAbs(name) && err != nil {
+			return "", refuse("harness-missing", "%v", err)
+		}
+		if _, err := os.Stat(name); path.IsAbs(name) && err != nil {
+			return "", refuse("harness-missing", "%v", err)
+		}
+		return name, nil
+	}
+	search := ""
+	for _, v := range l.Env {
+		if p, ok := strings.CutPrefix(v, "PATH="); ok {
+			search = p
+		}
+	}
+	var denied error
+	for _, dir := range strings.Split(search, ":") {
+		if dir == "" {
+			continue // an empty entry means the working folder, which the agent can write
+		}
+		p := path.Join(dir, name)
+		err := executable(p)
+		if err == nil {
+			return p, nil
+		}
+		if !errors.Is(err, os.ErrNotExist) && !errors.Is(err, syscall.ENOTDIR) {
+			denied = err
+		}
+	}
+	if denied != nil {
+		return "", refuse("harness-exec", "%q in PATH %s: %v", name, search, denied)
+	}
+	return "", refuse("harness-missing", "%q is in no folder of PATH %s", name, search)
+}
+
+func executable(p string) error {
+	st, err := os.Stat(p)
+	switch {
+	case err != nil:
+		return err
+	case st.IsDir():
+		return &os.PathError{Op: "exec", Path: p, Err: syscall.EISDIR}
+	}
+	if err := unix.Access(p, unix.X_OK); err != nil {
+		return &os.PathError{Op: "exec", Path: p, Err: err}
+	}
+	return nil
+}
+
+// pipes are the harness's three streams: ends are init's, by stream.
+type pipes struct {
+	ends   [3]*os.File
+	childs [3]*os.File
+}
+
+func (p *pipes) open() error {
+	for s := range p.ends {
+		r, w, err := os.Pipe()
+		if err != nil {
+			return err
+		}
+		p.ends[s], p.childs[s] = r, w
+		if uint8(s) == wire.Stdin {
+			p.ends[s], p.childs[s] = w, r
+		}
+	}
+	return nil
+}
+
+func (p *pipes) child() []uintptr {
+	return []uintptr{p.childs[0].Fd(), p.childs[1].Fd(), p.childs[2].Fd()}
+}
+
+func (p *pipes) closeChildEnds() {
+	for _, f := range p.childs {
+		if f != nil {
+			f.Close()
+		}
+	}
+}

@@ -1,0 +1,276 @@
+package main
+
+import (
+	"errors"
+	"io"
+	"os"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/agentshim/agentshim/shim/wire"
+)
+
+// goodbye bounds the wait for the shim to take the exit frame.
+const goodbye = 10 * time.Second
+
+// initProcess is PID 1 after its hello.
+type initProcess struct {
+	conn     *wire.Conn
+	oomScore int
+	oomKills int
+
+	file     *homeFile
+	launched bool
+	pid      int
+	stdin    *wire.Sink
+	outputs  [3]*wire.Source // by stream; Stdin is unused
+}
+
+// serve takes the shim's frames until the connection ends, and with it the
+// container: the stream is the lifeline.
+func (in *initProcess) serve() {
+	for {
+		f, err := in.conn.Recv()
+		if errors.Is(err, io.EOF) {
+			os.Exit(exitRefused)
+		}
+		if err != nil {
+			fatal("connection", err)
+		}
+		if err := in.handle(f); err != nil {
+			fatal("frame", err)
+		}
+	}
+}
+
+func (in *initProcess) handle(f wire.Frame) error {
+	switch f.Kind {
+	case wire.KindProbe:
+		return in.conn.SendJSON(wire.KindProbed, probeNetwork())
+	case wire.KindFile, wire.KindFileData, wire.KindLaunch:
+		if in.launched {
+			return wire.ErrProtocol
+		}
+		return in.prepare(f)
+	case wire.KindData, wire.KindEOF, wire.KindCredit, wire.KindSignal:
+		if !in.launched {
+			return wire.ErrProtocol
+		}
+		return in.stream(f)
+	default:
+		return wire.ErrProtocol
+	}
+}
+
+// prepare handles what comes before the harness runs.
+func (in *initProcess) prepare(f wire.Frame) error {
+	var refused *wire.Refused
+	switch f.Kind {
+	case wire.KindFile:
+		var file wire.File
+		if err := f.JSON(&file); err != nil {
+			return err
+		}
+		in.file, refused = createHomeFile(file)
+	case wire.KindFileData:
+		if in.file == nil {
+			return wire.ErrProtocol
+		}
+		refused = in.file.write(f.Payload)
+	case wire.KindLaunch:
+		var l wire.Launch
+		if err := f.JSON(&l); err != nil {
+			return err
+		}
+		refused = in.launch(l)
+	}
+	if refused != nil {
+		return in.conn.SendJSON(wire.KindRefused, refused)
+	}
+	return nil
+}
+
+// stream handles the running harness's frames.
+func (in *initProcess) stream(f wire.Frame) error {
+	switch f.Kind {
+	case wire.KindData:
+		if f.Stream != wire.Stdin {
+			return wire.ErrProtocol
+		}
+		return in.stdin.Put(f.Payload)
+	case wire.KindEOF:
+		in.stdin.CloseWrite()
+		return nil
+	case wire.KindCredit:
+		n, err := f.Uint32()
+		if err != nil || f.Stream == wire.Stdin {
+			return wire.ErrProtocol
+		}
+		return in.outputs[f.Stream].Grant(n)
+	default:
+		n, err := f.Uint32()
+		if err != nil {
+			return err
+		}
+		// The harness leads its own process group. ESRCH: it has just ended.
+		_ = syscall.Kill(-in.pid, syscall.Signal(n))
+		return nil
+	}
+}
+
+// run pumps the harness's streams, waits for its end, kills what it left and
+// says how it ended.
+func (in *initProcess) run(stdin, stdout, stderr *os.File) {
+	pumped := make(chan error, 2)
+	for stream, f := range map[uint8]*os.File{wire.Stdout: stdout, wire.Stderr: stderr} {
+		in.outputs[stream] = wire.NewSource(in.conn, stream)
+		go func() {
+			pumped <- in.outputs[stream].Run(f)
+		}()
+	}
+	in.stdin = wire.NewSink(in.conn, wire.Stdin)
+	go func() {
+		// EPIPE: the harness closed its input; the rest is dropped.
+		_ = in.stdin.Run(stdin)
+		stdin.Close()
+	}()
+	go func() {
+		exit := reap(in.pid)
+		for range 2 {
+			if err := <-pumped; err != nil {
+				fatal("output", err)
+			}
+		}
+		exit.OOMKills = oomKills(in.oomKills)
+		if err := in.conn.SendJSON(wire.KindExit, exit); err != nil {
+			fatal("exit", err)
+		}
+		// The shim closes the connection once it has read the frame; serve then
+		// ends the container. An engine that dropped the frame must not keep it.
+		time.Sleep(goodbye)
+		os.Exit(exitRefused)
+	}()
+}
+
+// reap waits for every child: its own and the orphans of the container. When the
+// harness ends, everything left in the pid namespace is killed; reap returns when
+// none is left.
+func reap(harness int) wire.Exit {
+	var exit wire.Exit
+	for {
+		var ws syscall.WaitStatus
+		var ru syscall.Rusage
+		pid, err := syscall.Wait4(-1, &ws, 0, &ru)
+		switch {
+		case errors.Is(err, syscall.EINTR):
+			continue
+		case err != nil: // ECHILD: none left
+			return exit
+		case pid == harness:
+			left := exit.Left
+			exit = exitOf(ws, ru)
+			exit.Left = left
+			harness = -1
+		case harness == -1:
+			exit.Left++
+		}
+		if harness == -1 {
+			// Every turn: a process may have been adopted or entered from outside
+			// since. ESRCH: nobody is left.
+			_ = syscall.Kill(-1, syscall.SIGKILL)
+		}
+	}
+}
+
+func exitOf(ws syscall.WaitStatus, ru syscall.Rusage) wire.Exit {
+	e := wire.Exit{
+		UserMicros: ru.Utime.Nano() / 1000, SystemMicros: ru.Stime.Nano() / 1000, MaxRSSKiB: ru.Maxrss,
+	}
+	if ws.Signaled() {
+		e.Code, e.Signal = -1, int(ws.Signal())
+		return e
+	}
+	e.Code = ws.ExitStatus()
+	return e
+}
+
+// probeTimeout bounds each attempt of the network probe.
+const probeTimeout = time.Second
+
+// The probe's targets are documentation addresses (RFC 5737, RFC 3849): no host
+// has them.
+var (
+	probe4 = &unix.SockaddrInet4{Port: 9, Addr: [4]byte{192, 0, 2, 1}}
+	probe6 = &unix.SockaddrInet6{Port: 9, Addr: [16]byte{0x20, 0x01, 0x0d, 0xb8, 15: 1}}
+)
+
+// probeNetwork tries each way out and reports what the kernel answers.
+func probeNetwork() wire.Probed {
+	start := time.Now()
+	p := wire.Probed{
+		UDP4:  attempt(unix.AF_INET, unix.SOCK_DGRAM, probe4),
+		UDP6:  attempt(unix.AF_INET6, unix.SOCK_DGRAM, probe6),
+		TCP4:  attempt(unix.AF_INET, unix.SOCK_STREAM, probe4),
+		TCP6:  attempt(unix.AF_INET6, unix.SOCK_STREAM, probe6),
+		VSock: attempt(unix.AF_VSOCK, unix.SOCK_STREAM, nil),
+	}
+	p.Micros = time.Since(start).Microseconds()
+	return p
+}
+
+// attempt opens a socket, connects it and, for datagrams, sends one byte.
+func attempt(family, kind int, to unix.Sockaddr) string {
+	fd, err := unix.Socket(family, kind|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	if err != nil {
+		return errnoName(err)
+	}
+	defer unix.Close(fd)
+	if to == nil {
+		return "open"
+	}
+	err = unix.Connect(fd, to)
+	if errors.Is(err, unix.EINPROGRESS) {
+		err = awaitConnect(fd)
+	}
+	if err == nil && kind == unix.SOCK_DGRAM {
+		_, err = unix.Write(fd, []byte{0})
+	}
+	if err == nil {
+		return "open"
+	}
+	return errnoName(err)
+}
+
+func awaitConnect(fd int) error {
+	p := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLOUT}}
+	for deadline := time.Now().Add(probeTimeout); ; {
+		n, err := unix.Poll(p, int(time.Until(deadline).Milliseconds())+1)
+		if errors.Is(err, unix.EINTR) {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		if n == 0 {
+			return unix.ETIMEDOUT
+		}
+		code, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ERROR)
+		if err != nil || code == 0 {
+			return err
+		}
+		return syscall.Errno(code)
+	}
+}
+
+func errnoName(err error) string {
+	var errno syscall.Errno
+	if !errors.As(err, &errno) {
+		return err.Error()
+	}
+	if errno == unix.ETIMEDOUT {
+		return "timeout"
+	}
+	return unix.ErrnoName(errno)
+}

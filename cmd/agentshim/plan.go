@@ -1,0 +1,62 @@
+package main
+
+import (
+	"encoding/json"
+
+	"github.com/spf13/cobra"
+
+	"github.com/agentshim/agentshim/shim"
+	"github.com/agentshim/agentshim/spec"
+)
+
+func newPlan() *cobra.Command {
+	var f specFlags
+	var format string
+	var command bool
+	cmd := &cobra.Command{
+		Use:   "plan --spec FILE [flags]",
+		Short: "Print what exec would do",
+		Long: "Print what exec would do, and start nothing. Equal inputs print equal bytes. Values of\n" +
+			"variables and the prompt are never shown. The file's pull policy is obeyed.",
+		Example: "  agentshim plan --spec harness.json\n" +
+			"  agentshim plan --spec harness.json --format oci > config.json",
+		RunE: func(cmd *cobra.Command, words []string) error {
+			render, ok := planFormats[format]
+			if !ok {
+				return invalid("--format %q", "use text, json, oci or argv", format)
+			}
+			job, err := f.job()
+			if err != nil {
+				return err
+			}
+			if command {
+				job.Command = words
+			}
+			job.Progress = cmd.ErrOrStderr()
+			plan, argv, err := shim.Plan(cmd.Context(), job)
+			if err != nil {
+				return err
+			}
+			out, err := render(plan, argv)
+			if err != nil {
+				return err
+			}
+			_, err = cmd.OutOrStdout().Write(out)
+			return err
+		},
+	}
+	f.register(cmd)
+	cmd.Flags().StringVar(&format, "format", "text", "text, json, oci (an OCI runtime config) or argv (the engine's, a JSON list)")
+	cmd.Flags().BoolVar(&command, "command", false, "the words behind -- are an argv that runs instead of the harness")
+	return cmd
+}
+
+var planFormats = map[string]func(spec.Plan, []string) ([]byte, error){
+	"text": func(p spec.Plan, _ []string) ([]byte, error) { return []byte(p.Text()), nil },
+	"json": func(p spec.Plan, _ []string) ([]byte, error) { return p.JSON() },
+	"oci":  func(p spec.Plan, _ []string) ([]byte, error) { return p.OCIJSON(spec.SymbolicPaths) },
+	"argv": func(_ spec.Plan, argv []string) ([]byte, error) {
+		b, err := json.MarshalIndent(argv, "", "  ")
+		return append(b, '\n'), err
+	},
+}

@@ -1,0 +1,319 @@
+package shim
+
+import (
+	"fmt"
+	"maps"
+	"path"
+	"slices"
+	"strconv"
+	"strings"
+
+	oci "github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+
+	"github.com/agentshim/agentshim/shim/wire"
+	"github.com/agentshim/agentshim/spec"
+)
+
+// Difference is one point where a container is weaker than its plan.
+type Difference struct {
+	Field string `json:"field"`
+	Want  string `json:"want"`
+	Got   string `json:"got"`
+}
+
+func (d Difference) String() string {
+	return fmt.Sprintf("%s: want %s, got %s", d.Field, d.Want, d.Got)
+}
+
+// attestation compares a hello with a plan, in one direction: what is stricter
+// than planned passes, anything weaker or extra is a Difference.
+type attestation struct {
+	plan  spec.Plan
+	host  spec.Host
+	own   map[string]fileID
+	hello wire.Hello
+	diffs []Difference
+}
+
+// fileID identifies a file of this host.
+type fileID struct{ dev, ino uint64 }
+
+// compare returns every difference, in a fixed order. own identifies agentshim's
+// own binds by their target.
+func compare(plan spec.Plan, host spec.Host, own map[string]fileID, hello wire.Hello) []Difference {
+	a := attestation{plan: plan, host: host, own: own, hello: hello}
+	for _, check := range []func(){
+		a.readable, a.process, a.identity, a.capabilities, a.privileges, a.syscalls, a.namespaces, a.idMap,
+		a.mounts, a.kernelPaths, a.rlimits, a.cgroup, a.descriptors, a.environ, a.devices, a.network, a.lsm, a.system,
+	} {
+		check()
+	}
+	return a.diffs
+}
+
+func (a *attestation) differ(field, want string, got any) {
+	a.diffs = append(a.diffs, Difference{Field: field, Want: want, Got: fmt.Sprint(got)})
+}
+
+// equal records a difference unless both values are the same.
+func equal[T comparable](a *attestation, field string, want, got T) {
+	if want != got {
+		a.differ(field, fmt.Sprint(want), got)
+	}
+}
+
+func (a *attestation) readable() {
+	equal(a, "wire version", wire.Version, a.hello.Version)
+	for _, name := range slices.Sorted(maps.Keys(a.hello.Errors)) {
+		a.differ(name, "readable", a.hello.Errors[name])
+	}
+}
+
+func (a *attestation) process() {
+	equal(a, "pid", 1, a.hello.PID)
+	if a.hello.Dumpable == 1 {
+		a.differ("dumpable", "0", 1)
+	}
+	if !slices.Equal(a.hello.Processes, []int{1}) {
+		a.differ("processes", "[1]", a.hello.Processes)
+	}
+}
+
+func (a *attestation) identity() {
+	id := a.plan.Identity
+	equal(a, "uids", [4]uint32{id.UID, id.UID, id.UID, id.UID}, a.hello.UIDs)
+	equal(a, "gids", [4]uint32{id.GID, id.GID, id.GID, id.GID}, a.hello.GIDs)
+	for _, g := range a.hello.Groups {
+		if g != id.GID && !slices.Contains(id.Groups, g) {
+			a.differ("groups", fmt.Sprint(append([]uint32{id.GID}, id.Groups...)), a.hello.Groups)
+			return
+		}
+	}
+}
+
+// capabilityBits are the capabilities a plan may name: capabilities(7).
+var capabilityBits = map[string]uint64{"CHOWN": 1 << unix.CAP_CHOWN}
+
+func (a *attestation) capabilities() {
+	var planned uint64
+	for _, name := range a.plan.Capabilities {
+		planned |= capabilityBits[name]
+	}
+	allowed := map[string]uint64{"CapInh": 0, "CapPrm": planned, "CapEff": planned, "CapBnd": planned, "CapAmb": 0}
+	for _, set := range slices.Sorted(maps.Keys(allowed)) {
+		got, err := strconv.ParseUint(a.hello.Capabilities[set], 16, 64)
+		if err != nil || got&^allowed[set] != 0 {
+			a.differ("capabilities "+set, fmt.Sprintf("%016x", allowed[set]), a.hello.Capabilities[set])
+		}
+	}
+}
+
+// secbitKeepCaps is SECBIT_KEEP_CAPS: capabilities(7).
+const secbitKeepCaps = 1 << 4
+
+func (a *attestation) privileges() {
+	equal(a, "no_new_privs", true, a.hello.NoNewPrivs)
+	if a.hello.SecureBits&secbitKeepCaps != 0 {
+		a.differ("securebits", "no keep_caps", fmt.Sprintf("%#x", a.hello.SecureBits))
+	}
+	equal(a, "seccomp mode", 2, a.hello.SeccompMode)
+	if a.hello.SeccompFilters < 1 {
+		a.differ("seccomp filters", "at least 1", a.hello.SeccompFilters)
+	}
+}
+
+// syscalls compares what the kernel answered with what the policy decides.
+func (a *attestation) syscalls() {
+	if len(a.hello.Syscalls) != len(wire.Syscalls) {
+		a.differ("system calls", fmt.Sprint(len(wire.Syscalls), " tried"), len(a.hello.Syscalls))
+		return
+	}
+	for i, call := range wire.Syscalls {
+		v := a.plan.Seccomp.Decide(a.host.Machine.Arch, call.Name, call.Args)
+		if v.Action == oci.ActAllow {
+			continue
+		}
+		if want := unix.ErrnoName(v.Errno); a.hello.Syscalls[i] != want {
+			a.differ(fmt.Sprintf("system call %s(%d, …)", call.Name, call.Args[0]), want, a.hello.Syscalls[i])
+		}
+	}
+}
+
+// procNames are the OCI namespace types' names in /proc/PID/ns.
+var procNames = map[string]string{"mount": "mnt", "network": "net"}
+
+func (a *attestation) namespaces() {
+	for _, ns := range a.plan.Namespaces {
+		name := ns
+		if n, ok := procNames[ns]; ok {
+			name = n
+		}
+		got := a.hello.Namespaces[name]
+		if got == "" || got == a.host.Machine.Namespaces[name] {
+			a.differ(ns+" namespace", "a private one", "the host's")
+		}
+	}
+}
+
+// idMap checks that with keep-id the agent's files are the caller's: 0 of the
+// engine's user namespace is the caller.
+func (a *attestation) idMap() {
+	if !strings.HasPrefix(a.plan.Identity.Userns, "keep-id") {
+		return
+	}
+	check := func(field string, m [][3]uint32, id uint32) {
+		for _, e := range m {
+			if id >= e[0] && id-e[0] < e[2] && e[1]+(id-e[0]) == 0 {
+				return
+			}
+		}
+		a.differ(field, fmt.Sprintf("%d mapped to the caller", id), m)
+	}
+	check("uid map", a.hello.UIDMap, a.plan.Identity.UID)
+	check("gid map", a.hello.GIDMap, a.plan.Identity.GID)
+}
+
+func (a *attestation) kernelPaths() {
+	top := a.topMounts()
+	for _, p := range a.plan.MaskedPaths {
+		m, mounted := top[p]
+		if a.hello.KernelPaths[p] && (!mounted || !isMask(m)) {
+			a.differ("masked path "+p, "masked", "open")
+		}
+	}
+	for _, p := range a.plan.ReadonlyPaths {
+		m, mounted := top[p]
+		if a.hello.KernelPaths[p] && (!mounted || !has(m.Options, "ro") && !isMask(m)) {
+			a.differ("read-only path "+p, "read-only", "writable")
+		}
+	}
+}
+
+func (a *attestation) rlimits() {
+	l := a.plan.Limits
+	for _, c := range []struct {
+		name string
+		max  uint64
+	}{{"core", l.Core}, {"nofile", l.NoFile}, {"nproc", l.NProc}} {
+		got, ok := a.hello.Rlimits[c.name]
+		if !ok || got[0] > c.max || got[1] > c.max {
+			a.differ("rlimit "+c.name, fmt.Sprint("at most ", c.max), got)
+		}
+	}
+}
+
+func (a *attestation) cgroup() {
+	l, got := a.plan.Limits, a.hello.Cgroup
+	bounded := func(field string, want, got int64) {
+		if want > 0 && (got < 0 || got > want) {
+			a.differ(field, fmt.Sprint("at most ", want), got)
+		}
+	}
+	bounded("memory limit", l.MemoryBytes, got.Memory)
+	bounded("memory and swap limit", l.MemoryBytes, got.MemorySwap)
+	bounded("pids limit", l.PIDs, got.PIDs)
+	if l.CPUs > 0 && (got.CPUQuota < 0 || got.CPUPeriod <= 0 || float64(got.CPUQuota) > l.CPUs*float64(got.CPUPeriod)+1) {
+		a.differ("cpu quota", fmt.Sprint("at most ", l.CPUs, " cpus"), fmt.Sprintf("%d/%d", got.CPUQuota, got.CPUPeriod))
+	}
+}
+
+// descriptors: the three streams and what the Go runtime opened for itself.
+func (a *attestation) descriptors() {
+	for _, fd := range slices.Sorted(maps.Keys(a.hello.FDs)) {
+		link := a.hello.FDs[fd]
+		own := fd > 2 && runtimeFile(link)
+		stream := fd <= 2 && (strings.HasPrefix(link, "pipe:") || strings.HasPrefix(link, "socket:") || link == "/dev/null")
+		if !own && !stream {
+			a.differ(fmt.Sprintf("descriptor %d", fd), "none", link)
+		}
+	}
+}
+
+// runtimeFile reports what the Go runtime holds: its poller, and the read-only
+// files it takes GOMAXPROCS from.
+func runtimeFile(link string) bool {
+	switch path.Base(link) {
+	case "cpu.max", "cpu.cfs_quota_us", "cpu.cfs_period_us":
+		return strings.HasPrefix(link, "/sys/fs/cgroup/")
+	}
+	return link == "anon_inode:[eventpoll]" || link == "anon_inode:[eventfd]"
+}
+
+// environ: what the engines set by themselves, with harmless values.
+func (a *attestation) environ() {
+	allowed := map[string]string{"PATH": spec.DefaultPath, "HOSTNAME": spec.Hostname, "container": "", "HOME": "", "TERM": ""}
+	for _, kv := range a.hello.Environ {
+		name, value, _ := strings.Cut(kv, "=")
+		want, ok := allowed[name]
+		if !ok || want != "" && value != want {
+			// The value could be a secret of the engine's configuration.
+			a.differ("variable "+strconv.Quote(name), "not in init's environment", "set")
+		}
+	}
+}
+
+// devLinks are the links the OCI runtime spec asks for; core is optional.
+var devLinks = map[string]string{
+	"fd": "/proc/self/fd", "stdin": "/proc/self/fd/0", "stdout": "/proc/self/fd/1", "stderr": "/proc/self/fd/2",
+	"ptmx": "pts/ptmx", "core": "/proc/kcore",
+}
+
+func (a *attestation) devices() {
+	allowed := map[string]bool{"c 5:2 ptmx": true}
+	for _, d := range spec.Devices {
+		allowed[fmt.Sprintf("c %d:%d %s", d.Major, d.Minor, d.Name)] = true
+	}
+	for name, link := range devLinks {
+		allowed["l "+name+" "+link] = true
+	}
+	for _, node := range a.hello.DevNodes {
+		if !allowed[node] {
+			a.differ("device", "none but the default ones", strconv.Quote(node))
+		}
+	}
+}
+
+// fallbackTunnels are devices the kernel puts, down, into every new network
+// namespace once their module is loaded. They need CAP_NET_ADMIN to be set up.
+var fallbackTunnels = []string{
+	"erspan0", "gre0", "gretap0", "ip6_vti0", "ip6gre0", "ip6tnl0", "ip_vti0", "sit0", "tunl0",
+}
+
+func (a *attestation) network() {
+	for _, name := range a.hello.Interfaces {
+		if name != "lo" && !slices.Contains(fallbackTunnels, name) {
+			a.differ("interface", "lo only", strconv.Quote(name))
+		}
+	}
+	equal(a, "routes beyond loopback", 0, a.hello.Routes)
+}
+
+func (a *attestation) lsm() {
+	if (a.host.Engine.AppArmor || a.host.Engine.SELinux) && (a.hello.LSM == "" || strings.Contains(a.hello.LSM, "unconfined")) {
+		a.differ("security module label", "a confined one", strconv.Quote(a.hello.LSM))
+	}
+}
+
+func (a *attestation) system() {
+	equal(a, "host name", spec.Hostname, a.hello.Hostname)
+	equal(a, "umask", 0o022, a.hello.Umask)
+	for _, name := range slices.Sorted(maps.Keys(a.plan.Sysctls)) {
+		equal(a, "sysctl "+name, a.plan.Sysctls[name], a.hello.Sysctls[name])
+	}
+}
+
+// compareProbe returns every way out that the live probe found, or that did not
+// answer at once.
+func compareProbe(p wire.Probed) []Difference {
+	var diffs []Difference
+	for _, c := range []struct{ field, got string }{
+		{"network probe UDP IPv4", p.UDP4}, {"network probe UDP IPv6", p.UDP6},
+		{"network probe TCP IPv4", p.TCP4}, {"network probe TCP IPv6", p.TCP6}, {"network probe AF_VSOCK", p.VSock},
+	} {
+		if !strings.HasPrefix(c.got, "E") {
+			diffs = append(diffs, Difference{Field: c.field, Want: "refused at once", Got: strconv.Quote(c.got)})
+		}
+	}
+	return diffs
+}

@@ -1,0 +1,197 @@
+package shim
+
+import (
+	"fmt"
+	"path"
+	"slices"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/agentshim/agentshim/mounts"
+	"github.com/agentshim/agentshim/shim/wire"
+	"github.com/agentshim/agentshim/spec"
+)
+
+func has(options []string, name string) bool { return slices.Contains(options, name) }
+
+// isMask reports a mount that hides what is below it: an empty read-only tmpfs,
+// or the null device.
+func isMask(m wire.Mount) bool {
+	return m.Type == "tmpfs" && (has(m.Options, "ro") || has(m.Super, "ro")) || m.Root == "/null" && isNull(m)
+}
+
+func isNull(m wire.Mount) bool {
+	return m.Mode&unix.S_IFMT == unix.S_IFCHR && (m.Type == "devtmpfs" || m.Type == "tmpfs")
+}
+
+// topMounts is what a path lookup meets: the last mount on each target.
+func (a *attestation) topMounts() map[string]wire.Mount {
+	top := map[string]wire.Mount{}
+	for _, m := range a.hello.Mounts {
+		top[m.Target] = m
+	}
+	return top
+}
+
+// mounts compares every mount of the container with the plan, and every mount of
+// the plan with the container.
+func (a *attestation) mounts() {
+	planned := map[string]mounts.Mount{}
+	for _, m := range a.plan.Mounts {
+		planned[m.Target] = m
+	}
+	for _, m := range a.hello.Mounts {
+		if slices.ContainsFunc(m.Propagation, func(p string) bool { return strings.HasPrefix(p, "shared:") }) {
+			a.mountDiffer(m.Target, "private", strings.Join(m.Propagation, " "))
+		}
+		if p, ok := planned[m.Target]; ok {
+			a.plannedMount(m, p)
+		} else if id, ok := a.own[m.Target]; ok {
+			a.ownMount(m, id)
+		} else {
+			a.kernelMount(m)
+		}
+	}
+	top := a.topMounts()
+	for _, target := range slices.Sorted(mapsKeys(planned, a.own)) {
+		if _, ok := top[target]; !ok {
+			a.mountDiffer(target, "mounted", "not mounted")
+		}
+	}
+}
+
+func mapsKeys[V, W any](m map[string]V, n map[string]W) func(func(string) bool) {
+	return func(yield func(string) bool) {
+		for k := range m {
+			if !yield(k) {
+				return
+			}
+		}
+		for k := range n {
+			if !yield(k) {
+				return
+			}
+		}
+	}
+}
+
+func (a *attestation) mountDiffer(target, want string, got any) {
+	a.differ("mount "+strconv.Quote(target), want, got)
+}
+
+func (a *attestation) needOption(m wire.Mount, option string) {
+	if !has(m.Options, option) {
+		a.mountDiffer(m.Target, option, strings.Join(m.Options, ","))
+	}
+}
+
+func (a *attestation) plannedMount(m wire.Mount, p mounts.Mount) {
+	if m.Stat != "" {
+		a.mountDiffer(m.Target, "readable by the agent", m.Stat)
+		return
+	}
+	if p.Type == "tmpfs" {
+		a.plannedTmpfs(m, p)
+	} else if m.Dev != p.Dev || m.Ino != p.Ino {
+		a.mountDiffer(m.Target, fmt.Sprintf("the file the plan saw (device %d, inode %d)", p.Dev, p.Ino), fmt.Sprintf("device %d, inode %d", m.Dev, m.Ino))
+	}
+	if !p.Writable {
+		a.needOption(m, "ro")
+	}
+	for _, c := range []struct{ by, option string }{{p.NoSUIDBy, "nosuid"}, {p.NoDevBy, "nodev"}, {p.NoExecBy, "noexec"}} {
+		if c.by == "flag" {
+			a.needOption(m, c.option)
+		}
+	}
+}
+
+func (a *attestation) plannedTmpfs(m wire.Mount, p mounts.Mount) {
+	if m.Type != "tmpfs" {
+		a.mountDiffer(m.Target, "tmpfs", m.Type)
+		return
+	}
+	if size := tmpfsSize(m.Super); size <= 0 || size > p.SizeBytes {
+		a.mountDiffer(m.Target, fmt.Sprintf("at most %d bytes", p.SizeBytes), size)
+	}
+	if m.Target == spec.Home && (m.UID != p.UID || m.Mode&0o7777 != p.Mode) {
+		a.mountDiffer(m.Target, fmt.Sprintf("owner %d, mode %04o", p.UID, p.Mode), fmt.Sprintf("owner %d, mode %04o", m.UID, m.Mode&0o7777))
+	}
+}
+
+// tmpfsSize reads size=…k of the file system's options, 0 without one: tmpfs(5).
+func tmpfsSize(super []string) int64 {
+	for _, o := range super {
+		if v, ok := strings.CutPrefix(o, "size="); ok {
+			n, err := strconv.ParseInt(strings.TrimSuffix(v, "k"), 10, 64)
+			if err == nil && strings.HasSuffix(v, "k") {
+				return n * 1024
+			}
+			return n
+		}
+	}
+	return 0
+}
+
+// ownMount is one of agentshim's own files, always read-only.
+func (a *attestation) ownMount(m wire.Mount, id fileID) {
+	if m.Stat != "" || m.Dev != id.dev || m.Ino != id.ino {
+		a.mountDiffer(m.Target, "agentshim's own file", "another")
+	}
+	a.needOption(m, "ro")
+}
+
+// kernelMount is a mount every engine makes; anything else is extra.
+func (a *attestation) kernelMount(m wire.Mount) {
+	switch {
+	case m.Target == "/":
+		if a.plan.ReadOnlyRootfs {
+			a.needOption(m, "ro")
+		}
+	case m.Target == "/proc" && m.Type == "proc", m.Target == "/dev/mqueue" && m.Type == "mqueue":
+		a.needOptions(m, "nosuid", "nodev", "noexec")
+	case m.Target == "/sys" && m.Type == "sysfs":
+		a.needOptions(m, "ro", "nosuid", "nodev", "noexec")
+	case m.Target == "/dev" && m.Type == "tmpfs":
+		a.needOptions(m, "nosuid")
+	case m.Target == "/dev/pts" && m.Type == "devpts":
+		a.needOptions(m, "nosuid", "noexec")
+	case isCgroup(m):
+		a.needOptions(m, "nosuid", "nodev", "noexec")
+		if m.Type != "tmpfs" {
+			a.needOptions(m, "ro")
+		}
+	case isDeviceBind(m), below(m.Target, "/proc", "/sys") && isMask(m):
+	case below(m.Target, "/proc") && m.Type == "proc":
+		a.needOptions(m, "ro")
+	default:
+		a.mountDiffer(m.Target, "not mounted", fmt.Sprintf("%s of %s", m.Type, strconv.Quote(m.Root)))
+	}
+}
+
+func (a *attestation) needOptions(m wire.Mount, options ...string) {
+	for _, o := range options {
+		a.needOption(m, o)
+	}
+}
+
+func isCgroup(m wire.Mount) bool {
+	const root = "/sys/fs/cgroup"
+	return m.Target == root && (m.Type == "tmpfs" || m.Type == "cgroup2") ||
+		below(m.Target, root) && (m.Type == "cgroup" || m.Type == "cgroup2")
+}
+
+// isDeviceBind is a default device node that a rootless engine binds from the
+// host, where it can make none.
+func isDeviceBind(m wire.Mount) bool {
+	name, ok := strings.CutPrefix(m.Target, "/dev/")
+	return ok && m.Type == "devtmpfs" && m.Root == "/"+name && m.Mode&unix.S_IFMT == unix.S_IFCHR &&
+		slices.ContainsFunc(spec.Devices, func(d spec.Device) bool { return d.Name == name })
+}
+
+func below(target string, roots ...string) bool {
+	return path.Clean(target) == target && slices.ContainsFunc(roots, func(r string) bool {
+		return strings.HasPrefix(target, r+"/")
+	})
+}

@@ -1,0 +1,463 @@
+package shim
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/agentshim/agentshim/shim/wire"
+	"github.com/agentshim/agentshim/spec"
+)
+
+// Bounds of the waits on the engine.
+const (
+	// startTimeout is from the engine's start to init's hello.
+	startTimeout = 2 * time.Minute
+	// answerTimeout is for init's answers between hello and launch.
+	answerTimeout = 30 * time.Second
+	// endTimeout is for the engine's client to end once init has been told to.
+	endTimeout = 10 * time.Second
+	// removeTimeout is for the engine to remove a container by force.
+	removeTimeout = 30 * time.Second
+)
+
+// container is one run's engine client with the connection to init inside.
+type container struct {
+	p     *prepared
+	paths spec.RunPaths
+	proc  Process
+	conn  *wire.Conn
+	// lifeline closes init's standard input: the container ends.
+	lifeline func()
+	// chatter is the end of what the client and a dying init say.
+	chatter *tailBuffer
+	chatted chan struct{}
+	// status is closed with the client's end in result.
+	status chan struct{}
+	result ExitStatus
+	// greeted is set once init said hello.
+	greeted bool
+	// finished is set once init said how the harness ended.
+	finished bool
+}
+
+// startContainer starts the engine's client.
+func startContainer(ctx context.Context, p *prepared, paths spec.RunPaths) (*container, error) {
+	argv, err := p.plan.Argv(paths)
+	if err != nil {
+		return nil, asError(err)
+	}
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	// Not ctx: the client is ended through init first.
+	proc, err := p.adapter.Runner().Start(context.WithoutCancel(ctx), p.adapter.Command(argv...))
+	if err != nil {
+		return nil, &Error{Reason: ReasonEngineFailed, Err: err}
+	}
+	c := &container{
+		p: p, paths: paths, proc: proc, conn: wire.NewConn(proc.Stdout(), proc.Stdin()),
+		chatter: &tailBuffer{limit: maxStderr}, chatted: make(chan struct{}), status: make(chan struct{}),
+	}
+	c.lifeline = sync.OnceFunc(func() { proc.Stdin().Close() })
+	go func() {
+		defer close(c.chatted)
+		_, _ = io.Copy(c.chatter, proc.Stderr())
+	}()
+	go func() {
+		defer close(c.status)
+		c.result, _ = proc.Wait()
+	}()
+	return c, nil
+}
+
+// drive takes the container from hello to the harness's end.
+func (c *container) drive(ctx context.Context, rec *Record) error {
+	defer context.AfterFunc(ctx, c.lifeline)()
+	if err := c.prove(rec); err != nil {
+		return err
+	}
+	if c.p.job.Proven != nil {
+		c.p.job.Proven(c.p.plan, *rec.Attestation)
+	}
+	if err := c.launch(); err != nil {
+		return err
+	}
+	c.p.phases.done("launch")
+	exit, err := c.stream(ctx)
+	if err != nil {
+		return err
+	}
+	c.p.phases.done("harness")
+	rec.Harness, rec.Exit = &exit, exit.Code
+	if exit.Signal != 0 {
+		rec.Exit = 128 + exit.Signal
+	}
+	return nil
+}
+
+// prove compares what init sees with the plan. Nothing is launched before it
+// returns nil.
+func (c *container) prove(rec *Record) error {
+	var hello wire.Hello
+	if err := c.expect(startTimeout, wire.KindHello, &hello); err != nil {
+		return err
+	}
+	c.greeted = true
+	c.p.phases.done("start")
+	rec.Container = readContainerID(filepath.Join(c.paths.Dir, "cid"))
+	own, err := c.ownFiles()
+	if err != nil {
+		return err
+	}
+	at := &Attestation{Hello: hello}
+	rec.Attestation = at
+	at.Differences = compare(c.p.plan, c.p.host, own, hello)
+	if len(at.Differences) == 0 {
+		at.Bundle, at.Differences = c.compareBundle(rec.Container)
+	}
+	if len(at.Differences) == 0 {
+		at.Differences, err = c.probeNetwork(at)
+		if err != nil {
+			return err
+		}
+	}
+	c.p.phases.done("prove")
+	return notProven(at.Differences)
+}
+
+func (c *container) probeNetwork(at *Attestation) ([]Difference, error) {
+	if err := c.send(c.conn.Send(wire.KindProbe, 0, nil)); err != nil {
+		return nil, err
+	}
+	at.Probe = &wire.Probed{}
+	if err := c.expect(answerTimeout, wire.KindProbed, at.Probe); err != nil {
+		return nil, err
+	}
+	return compareProbe(*at.Probe), nil
+}
+
+func notProven(diffs []Difference) error {
+	if len(diffs) == 0 {
+		return nil
+	}
+	lines := make([]string, len(diffs))
+	for i, d := range diffs {
+		lines[i] = d.String()
+	}
+	return &Error{
+		Reason: ReasonPosture, Msg: "the container is weaker than planned: " + strings.Join(lines, "; "),
+		Hint: "look for what adds it: the engine's configuration (daemon.json, containers.conf), a wrapper around its client or runtime",
+	}
+}
+
+// ownFiles identifies agentshim's own binds by target.
+func (c *container) ownFiles() (map[string]fileID, error) {
+	own := map[string]fileID{}
+	add := func(source, target string) error {
+		var st unix.Stat_t
+		if err := unix.Lstat(source, &st); err != nil {
+			return &Error{Reason: ReasonState, Msg: source, Err: err}
+		}
+		own[target] = fileID{dev: st.Dev, ino: st.Ino}
+		return nil
+	}
+	errs := []error{add(c.paths.Init, spec.InitPath)}
+	for _, f := range c.p.plan.Etc {
+		errs = append(errs, add(filepath.Join(c.paths.Dir, "etc", f.Name), "/etc/"+f.Name))
+	}
+	return own, errors.Join(errs...)
+}
+
+// launch sends the home's files and the harness's start, and waits until it runs.
+func (c *container) launch() error {
+	for _, f := range c.p.files {
+		if err := c.sendFile(f); err != nil {
+			return err
+		}
+	}
+	args, env := c.p.plan.Launch(c.p.job.Harness, c.p.values)
+	err := c.conn.SendJSON(wire.KindLaunch, wire.Launch{
+		Args: args, Env: env, Dir: c.p.plan.Process.Cwd, RuntimeDir: c.p.plan.Process.RuntimeDir,
+	})
+	if err := c.send(err); err != nil {
+		return err
+	}
+	return c.expect(answerTimeout, wire.KindStarted, nil)
+}
+
+func (c *container) sendFile(f homeFile) error {
+	if err := c.send(c.conn.SendJSON(wire.KindFile, wire.File{Path: f.target, Size: int64(len(f.content))})); err != nil {
+		return err
+	}
+	for b := f.content; len(b) > 0; {
+		n := min(len(b), wire.MaxData)
+		if err := c.send(c.conn.Send(wire.KindFileData, 0, b[:n])); err != nil {
+			return err
+		}
+		b = b[n:]
+	}
+	return nil
+}
+
+// send turns a failed write into the reason for it. A protocol error is a value
+// too large for a frame.
+func (c *container) send(err error) error {
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, wire.ErrProtocol):
+		return &Error{Reason: ReasonSpecInvalid, Msg: "arguments and environment are larger than 4 MiB", Err: err}
+	}
+	// Init may have said why before it closed.
+	if _, rerr := c.recv(answerTimeout); rerr != nil {
+		return rerr
+	}
+	return c.lost(err)
+}
+
+// expect receives one frame of kind and decodes it into v. Init's refusal becomes
+// its own reason.
+func (c *container) expect(timeout time.Duration, kind wire.Kind, v any) error {
+	f, err := c.recv(timeout)
+	if err != nil {
+		return err
+	}
+	if f.Kind != kind {
+		return &Error{Reason: ReasonInitLost, Msg: fmt.Sprintf("init sent frame kind %d, not %d", f.Kind, kind)}
+	}
+	if v == nil {
+		return nil
+	}
+	if err := f.JSON(v); err != nil {
+		return &Error{Reason: ReasonInitLost, Err: err}
+	}
+	return nil
+}
+
+// recv bounds the wait for one frame. When it passes, the lifeline is cut.
+func (c *container) recv(timeout time.Duration) (wire.Frame, error) {
+	timer := time.AfterFunc(timeout, func() { _ = c.proc.Signal(syscall.SIGKILL) })
+	f, err := c.conn.Recv()
+	if !timer.Stop() && err != nil {
+		return f, &Error{Reason: ReasonEngineLost, Msg: fmt.Sprintf("no answer from the container in %v", timeout), Err: err}
+	}
+	if err != nil {
+		return f, c.lost(err)
+	}
+	if f.Kind == wire.KindRefused {
+		var r wire.Refused
+		if err := f.JSON(&r); err != nil {
+			return f, &Error{Reason: ReasonInitLost, Err: err}
+		}
+		return f, refusedByInit(r)
+	}
+	return f, nil
+}
+
+// initReasons are the reasons for init's refusals.
+var initReasons = map[string]struct {
+	reason Reason
+	hint   string
+}{
+	"harness-missing": {ReasonHarnessMissing, "install the program in the image, or correct harness.binary"},
+	"harness-exec":    {ReasonHarnessMissing, "the program must be executable by the agent's uid, and its interpreter must be in the image"},
+	"workdir":         {ReasonMount, "workingDir must be a folder in the image or in a mount that the agent may enter"},
+	"home-file":       {ReasonMount, "home.files need room in the home (home.sizeMb) and targets that don't collide"},
+}
+
+func refusedByInit(r wire.Refused) error {
+	known, ok := initReasons[r.Reason]
+	if !ok {
+		known.reason = ReasonInternal
+	}
+	return &Error{Reason: known.reason, Msg: r.Detail, Hint: known.hint}
+}
+
+// stream carries the harness's streams until it has ended and all of its output
+// is written.
+func (c *container) stream(ctx context.Context) (wire.Exit, error) {
+	s := c.newStreams()
+	var exit wire.Exit
+	for {
+		f, err := c.conn.Recv()
+		if err == nil {
+			err = s.handle(f, &exit)
+		}
+		if errors.Is(err, errHarnessEnded) {
+			c.finished = true
+			return exit, s.drain()
+		}
+		if err != nil {
+			if closed := s.outputError(); closed != nil {
+				return exit, closed
+			}
+			return exit, c.lost(err)
+		}
+	}
+}
+
+var errHarnessEnded = errors.New("harness ended")
+
+// streams are the three of one harness.
+type streams struct {
+	stdin *wire.Source
+	sinks [3]*wire.Sink // by stream; Stdin is unused
+	// done gets each output's end.
+	done   chan error
+	closed chan error
+}
+
+func (c *container) newStreams() *streams {
+	s := &streams{stdin: wire.NewSource(c.conn, wire.Stdin), done: make(chan error, 2), closed: make(chan error, 2)}
+	for stream, w := range map[uint8]io.Writer{wire.Stdout: c.p.job.Stdout, wire.Stderr: c.p.job.Stderr} {
+		sink := wire.NewSink(c.conn, stream)
+		s.sinks[stream] = sink
+		go func() {
+			err := sink.Run(w)
+			if err != nil && !c.finishedConn(err) {
+				s.closed <- err
+				c.lifeline()
+			}
+			s.done <- err
+		}()
+	}
+	// A write error shows in the receiving loop too.
+	go func() { _ = s.stdin.Run(c.p.stdin) }()
+	return s
+}
+
+// finishedConn tells an error of the connection from one of the caller's stream:
+// the client's end breaks the pipe that credit is sent over.
+func (c *container) finishedConn(err error) bool {
+	select {
+	case <-c.status:
+		return true
+	default:
+		return errors.Is(err, io.ErrClosedPipe)
+	}
+}
+
+func (s *streams) handle(f wire.Frame, exit *wire.Exit) error {
+	switch f.Kind {
+	case wire.KindData:
+		if f.Stream == wire.Stdin {
+			return wire.ErrProtocol
+		}
+		return s.sinks[f.Stream].Put(f.Payload)
+	case wire.KindEOF:
+		if f.Stream == wire.Stdin {
+			return wire.ErrProtocol
+		}
+		s.sinks[f.Stream].CloseWrite()
+		return nil
+	case wire.KindCredit:
+		n, err := f.Uint32()
+		if err != nil {
+			return err
+		}
+		return s.stdin.Grant(n)
+	case wire.KindExit:
+		if err := f.JSON(exit); err != nil {
+			return err
+		}
+		return errHarnessEnded
+	}
+	return wire.ErrProtocol
+}
+
+// drain waits until all output is written.
+func (s *streams) drain() error {
+	s.stdin.Close()
+	for range 2 {
+		if err := <-s.done; err != nil {
+			return s.outputError()
+		}
+	}
+	return nil
+}
+
+func (s *streams) outputError() error {
+	select {
+	case err := <-s.closed:
+		return &Error{Reason: ReasonOutputClosed, Msg: "the reader of agentshim's output is gone", Err: err}
+	default:
+		return nil
+	}
+}
+
+// lost says why the connection ended before init said how the harness ended.
+func (c *container) lost(err error) error {
+	c.lifeline()
+	select {
+	case <-c.status:
+	case <-time.After(endTimeout):
+		return &Error{Reason: ReasonEngineLost, Msg: "the engine's client does not end", Err: err}
+	}
+	said := c.said()
+	switch {
+	case errors.Is(err, wire.ErrProtocol):
+		return &Error{Reason: ReasonInitLost, Err: err}
+	case c.result.Signal != 0:
+		return &Error{Reason: ReasonEngineLost, Msg: "the engine's client was ended by " + unix.SignalName(c.result.Signal) + said}
+	case !c.greeted:
+		return &Error{Reason: ReasonEngineFailed, Msg: fmt.Sprintf("%s run: exit status %d%s", c.p.plan.Engine.Kind, c.result.Code, said)}
+	}
+	return &Error{Reason: ReasonInitLost, Msg: "the container ended without saying how the harness ended" + said}
+}
+
+// said is what the client printed, as the end of a message.
+func (c *container) said() string {
+	select {
+	case <-c.chatted:
+	case <-time.After(time.Second): // a child of the client keeps its stderr
+	}
+	if text := strings.TrimSpace(string(c.chatter.bytes())); text != "" {
+		return ": " + printable(text)
+	}
+	return ""
+}
+
+// end waits for the client and, unless it ended by itself after the harness did,
+// has the engine remove the container by force.
+func (c *container) end(failed error) error {
+	c.lifeline()
+	ended := true
+	select {
+	case <-c.status:
+	case <-time.After(endTimeout):
+		ended = false
+		_ = c.proc.Signal(syscall.SIGKILL)
+		<-c.status
+	}
+	c.p.phases.done("end")
+	defer c.proc.Stdout().Close()
+	defer c.proc.Stderr().Close()
+	if failed == nil && ended && c.result.Signal == 0 {
+		return nil
+	}
+	return c.remove()
+}
+
+// remove has the engine remove the container and its volumes, if it is still there.
+func (c *container) remove() error {
+	ctx, cancel := context.WithTimeout(context.Background(), removeTimeout)
+	defer cancel()
+	cmd := c.p.adapter.Command("rm", "--force", "--volumes", "agentshim-"+c.paths.ID)
+	out, err := c.p.adapter.Runner().Run(ctx, cmd)
+	if err == nil || strings.Contains(strings.ToLower(string(out.Stderr)), "no such container") {
+		return nil
+	}
+	if strings.Contains(string(out.Stderr), "is already in progress") { // Docker's own --rm
+		return nil
+	}
+	return &Error{Reason: ReasonEngineLost, Msg: "container agentshim-" + c.paths.ID + " could not be removed", Err: err, Hint: "remove it with " + c.p.plan.Engine.Kind + " rm -f -v"}
+}

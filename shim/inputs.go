@@ -1,0 +1,179 @@
+package shim
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/agentshim/agentshim/harness"
+	"github.com/agentshim/agentshim/shim/wire"
+	"github.com/agentshim/agentshim/spec"
+)
+
+// Bounds of what the caller hands over, in bytes.
+const (
+	maxPrompt  = 10 << 20
+	maxEnvFile = 1 << 20
+	// maxArg is MAX_ARG_STRLEN, with the final zero byte: execve(2).
+	maxArg = 128<<10 - 1
+)
+
+// homeFile is a file for the agent's home, read from the host.
+type homeFile struct {
+	target  string
+	content []byte
+}
+
+// readValues reads what a plan leaves out, beyond the envFiles.
+func (p *prepared) readValues() error {
+	if err := errors.Join(p.readCallerEnv(), p.readPrompt()); err != nil {
+		return err
+	}
+	for _, f := range p.job.Harness.Home.Files {
+		b, err := readBounded(p.hostPath(f.Source), wire.MaxFile)
+		if err != nil {
+			return &Error{Reason: ReasonMount, Msg: fmt.Sprintf("home file %q", f.Source), Err: err, Hint: "home.files copies readable files of at most 64 MiB"}
+		}
+		p.files = append(p.files, homeFile{target: wire.HomeDir + "/" + f.Target, content: b})
+	}
+	return nil
+}
+
+// hostPath resolves a path of the harness file.
+func (p *prepared) hostPath(path string) string {
+	if rest, ok := strings.CutPrefix(path, "~/"); ok {
+		return filepath.Join(homeFolder(p.job.getenv), rest)
+	}
+	if filepath.IsAbs(path) {
+		return path
+	}
+	return filepath.Join(p.job.Harness.Dir, path)
+}
+
+// readBounded reads a regular file of at most limit bytes; a FIFO or device would
+// block or never end.
+func readBounded(path string, limit int64) ([]byte, error) {
+	st, err := os.Stat(path)
+	if err != nil {
+		return nil, err
+	}
+	if !st.Mode().IsRegular() {
+		return nil, fmt.Errorf("%q is not a regular file", path)
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	return readAll(f, limit)
+}
+
+var errTooLarge = errors.New("too large")
+
+func readAll(r io.Reader, limit int64) ([]byte, error) {
+	b, err := io.ReadAll(io.LimitReader(r, limit+1))
+	if err == nil && int64(len(b)) > limit {
+		err = fmt.Errorf("%w: more than %d bytes", errTooLarge, limit)
+	}
+	return b, err
+}
+
+// readCallerEnv reads the variables of envFrom.
+func (p *prepared) readCallerEnv() error {
+	var errs []error
+	p.values.Caller = map[string]string{}
+	for _, name := range p.job.Harness.EnvFrom {
+		v, ok := p.job.LookupEnv(name)
+		if !ok {
+			errs = append(errs, &Error{
+				Reason: ReasonEnvMissing, Msg: fmt.Sprintf("variable %q of envFrom is not set", name),
+				Hint: fmt.Sprintf("export %s, or take it out of envFrom", name),
+			})
+		}
+		p.values.Caller[name] = v
+	}
+	return errors.Join(errs...)
+}
+
+// readEnvFiles reads the envFiles and returns their variables' names, sorted, per file.
+func (p *prepared) readEnvFiles() ([][]string, error) {
+	var names [][]string
+	var errs []error
+	for _, file := range p.job.Harness.EnvFiles {
+		vars, err := p.envFile(file)
+		errs = append(errs, err)
+		p.values.EnvFiles = append(p.values.EnvFiles, vars)
+		names = append(names, slices.Sorted(maps.Keys(vars)))
+	}
+	return names, errors.Join(errs...)
+}
+
+func (p *prepared) envFile(file string) (map[string]string, error) {
+	const hint = "envFiles are files of NAME=value lines, at most 1 MiB"
+	b, err := readBounded(p.hostPath(file), maxEnvFile)
+	if err != nil {
+		return nil, &Error{Reason: ReasonEnvMissing, Msg: fmt.Sprintf("env file %q", file), Err: err, Hint: hint}
+	}
+	list, err := harness.ParseEnvFile(b)
+	if err != nil {
+		return nil, &Error{Reason: ReasonSpecInvalid, Msg: fmt.Sprintf("env file %q", file), Err: err, Hint: hint}
+	}
+	vars := map[string]string{}
+	for _, v := range list {
+		vars[v.Name] = v.Value
+	}
+	return vars, nil
+}
+
+// readPrompt takes the prompt from the first of: words, the file's own, its
+// promptFile, standard input to its end.
+func (p *prepared) readPrompt() error {
+	j, h := p.job, p.job.Harness
+	if len(j.Command) > 0 {
+		return nil
+	}
+	switch {
+	case len(j.Words) > 0:
+		p.values.Prompt = strings.Join(j.Words, " ")
+	case h.Prompt != nil:
+		p.values.Prompt = *h.Prompt
+	case h.PromptFile != "":
+		b, err := readBounded(p.hostPath(h.PromptFile), maxPrompt)
+		if err != nil {
+			return &Error{Reason: ReasonPrompt, Msg: fmt.Sprintf("prompt file %q", h.PromptFile), Err: err, Hint: "a prompt file holds at most 10 MiB of text"}
+		}
+		p.values.Prompt = string(b)
+	case j.StdinTerminal:
+		return &Error{Reason: ReasonPrompt, Msg: "no prompt given", Hint: "put it behind --, into the harness file, or on standard input"}
+	default:
+		b, err := readAll(j.Stdin, maxPrompt)
+		if err != nil {
+			return &Error{Reason: ReasonPrompt, Msg: "prompt on standard input", Err: err, Hint: "a prompt is at most 10 MiB"}
+		}
+		p.values.Prompt, p.stdin = string(b), strings.NewReader("")
+	}
+	return p.placePrompt(h.Harness.PromptMode)
+}
+
+func (p *prepared) placePrompt(mode string) error {
+	prompt := p.values.Prompt
+	switch mode {
+	case "stdin":
+		p.stdin = strings.NewReader(prompt)
+	case "file":
+		p.files = append(p.files, homeFile{target: spec.PromptPath, content: []byte(prompt)})
+	default:
+		if len(prompt) > maxArg || strings.ContainsRune(prompt, 0) {
+			return &Error{
+				Reason: ReasonPrompt, Msg: fmt.Sprintf("a prompt of %d bytes, or one with a zero byte, can't be an argument", len(prompt)),
+				Hint: "use \"promptMode\": \"stdin\" or \"file\"",
+			}
+		}
+	}
+	return nil
+}

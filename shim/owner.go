@@ -1,0 +1,36 @@
+package shim
+
+import (
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+)
+
+// self identifies this process.
+func self() (Owner, error) {
+	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		return Owner{}, &Error{Reason: ReasonInternal, Err: err}
+	}
+	ticks, err := startTicks(os.Getpid())
+	if err != nil {
+		return Owner{}, &Error{Reason: ReasonInternal, Err: err}
+	}
+	return Owner{PID: os.Getpid(), StartTicks: ticks, BootID: strings.TrimSpace(string(boot))}, nil
+}
+
+// startTicks is field 22 of /proc/PID/stat; the second field, in parentheses, may
+// hold anything (proc_pid_stat(5)).
+func startTicks(pid int) (uint64, error) {
+	path := fmt.Sprintf("/proc/%d/stat", pid)
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return 0, err
+	}
+	f := strings.Fields(string(b[strings.LastIndexByte(string(b), ')')+1:]))
+	if len(f) < 20 {
+		return 0, fmt.Errorf("%s: %d fields", path, len(f))
+	}
+	return strconv.ParseUint(f[19], 10, 64)
+}

@@ -1,0 +1,303 @@
+// Package shim runs a plan: it reads the host, drives the engine, compares the
+// container with the plan, starts the harness and writes the record. It owns every
+// command that is started outside a container.
+package shim
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"runtime/debug"
+	"strings"
+	"time"
+
+	"github.com/agentshim/agentshim/harness"
+	"github.com/agentshim/agentshim/mounts"
+	"github.com/agentshim/agentshim/spec"
+)
+
+// Job is one run as the caller asks for it.
+type Job struct {
+	Harness harness.Harness
+	// Spec is the harness file's bytes; only their digest is kept.
+	Spec []byte
+	// Command is an argv that runs instead of the harness.
+	Command []string
+	// Words are joined by a space into the prompt.
+	Words []string
+	// Stdin, Stdout and Stderr are the harness's. Without any prompt, Stdin to its end
+	// is the prompt. A nil Stdin is empty.
+	Stdin          io.Reader
+	Stdout, Stderr io.Writer
+	// StdinTerminal says that Stdin is a terminal: it is no prompt.
+	StdinTerminal bool
+	// Progress gets an image pull's output; nil for none.
+	Progress io.Writer
+	// Proven is called once when the posture is proven, before the harness starts; may be nil.
+	Proven func(spec.Plan, Attestation)
+	// Log gets a line for each step that takes long or may be of interest; may be nil.
+	Log func(format string, args ...any)
+	// LookupEnv reads the caller's environment; nil is os.LookupEnv.
+	LookupEnv func(string) (string, bool)
+	// Version is agentshim's own, for the record.
+	Version string
+}
+
+func (j Job) withDefaults() Job {
+	if j.LookupEnv == nil {
+		j.LookupEnv = os.LookupEnv
+	}
+	if j.Log == nil {
+		j.Log = func(string, ...any) {}
+	}
+	if j.Stdin == nil {
+		j.Stdin = strings.NewReader("")
+	}
+	return j
+}
+
+// getenv is LookupEnv with unset as empty.
+func (j Job) getenv(name string) string {
+	v, _ := j.LookupEnv(name)
+	return v
+}
+
+// prepared is everything decided about a job.
+type prepared struct {
+	job     Job
+	folders folders
+	adapter Adapter
+	host    spec.Host
+	plan    spec.Plan
+	values  spec.Values
+	files   []homeFile
+	// stdin is what the harness reads.
+	stdin  io.Reader
+	phases *phases
+}
+
+// Plan decides a job and starts nothing. What it decides is what Run does. The
+// image is pulled when the file's pull policy says so.
+func Plan(ctx context.Context, j Job) (spec.Plan, []string, error) {
+	j = j.withDefaults()
+	p, err := prepare(ctx, j, newPhases(), false)
+	if err != nil {
+		return spec.Plan{}, nil, err
+	}
+	argv, err := p.plan.Argv(spec.SymbolicPaths)
+	if err != nil {
+		return spec.Plan{}, nil, asError(err)
+	}
+	return p.plan, p.adapter.Command(argv...).Argv(), nil
+}
+
+// prepare reads the host and compiles the plan; with values it also reads the
+// prompt, the variables and the home's files.
+func prepare(ctx context.Context, j Job, ph *phases, withValues bool) (*prepared, error) {
+	p := &prepared{job: j, phases: ph, stdin: j.Stdin}
+	var err error
+	if p.folders, err = openFolders(j.getenv, homeFolder(j.getenv)); err != nil {
+		return nil, err
+	}
+	if err := p.probe(ctx); err != nil {
+		return nil, err
+	}
+	ph.done("probe")
+	names, err := p.readEnvFiles()
+	if err == nil && withValues {
+		err = p.readValues()
+	}
+	if err != nil {
+		return nil, err
+	}
+	ph.done("inputs")
+	p.plan, err = spec.Compile(j.Harness, p.host, spec.Options{Command: j.Command, EnvFiles: names})
+	ph.done("plan")
+	return p, asError(err)
+}
+
+func homeFolder(getenv func(string) string) string {
+	return ProbeOptions{Getenv: getenv}.home()
+}
+
+// probe reads the engine, the image and the mounts' sources.
+func (p *prepared) probe(ctx context.Context) error {
+	h := p.job.Harness
+	config := filepath.Join(p.folders.state, "docker-config")
+	if err := privateFolder(config); err != nil {
+		return err
+	}
+	cacheDir := filepath.Join(p.folders.state, "cache")
+	if err := privateFolder(cacheDir); err != nil {
+		return err
+	}
+	host, adapter, err := Probe(ctx, ProbeOptions{
+		Engine: h.Engine, DockerConfig: config, CacheDir: cacheDir, Getenv: p.job.getenv,
+	}, ImageRequest{Ref: h.Image, Pull: h.Pull, Platform: h.Platform, Progress: p.job.Progress})
+	if err != nil {
+		return err
+	}
+	p.host, p.adapter = host, adapter
+	p.host.Mounts, err = mounts.Probe(h, mounts.ProbePaths{
+		Home: homeFolder(p.job.getenv), UID: host.Caller.UID, GID: host.Caller.GID, Groups: host.Caller.Groups,
+		Protected:    append([]string{p.folders.state, p.folders.runtime}, host.Engine.Dirs...),
+		KnownSockets: p.knownSockets(),
+	})
+	return asError(err)
+}
+
+// knownSockets are sockets the caller's environment names.
+func (p *prepared) knownSockets() []string {
+	var out []string
+	for _, name := range []string{"SSH_AUTH_SOCK", "DOCKER_HOST", "DBUS_SESSION_BUS_ADDRESS", "GPG_AGENT_INFO"} {
+		v := p.job.getenv(name)
+		v = strings.TrimPrefix(strings.TrimPrefix(v, "unix://"), "unix:path=")
+		v, _, _ = strings.Cut(v, ",")
+		if filepath.IsAbs(v) {
+			out = append(out, v)
+		}
+	}
+	return append(out, p.host.Engine.Socket)
+}
+
+// asError gives an error of another package its reason.
+func asError(err error) error {
+	var e *Error
+	var refusal *spec.Refusal
+	var problem *mounts.Problem
+	switch {
+	case err == nil || errors.As(err, &e):
+		return err
+	case errors.As(err, &refusal):
+		return &Error{Reason: Reason(refusal.Reason), Hint: hints(err), Err: err}
+	case errors.Is(err, harness.ErrInvalid):
+		return &Error{Reason: ReasonSpecInvalid, Err: err}
+	case errors.As(err, &problem), errors.Is(err, mounts.ErrSource), errors.Is(err, mounts.ErrRefused):
+		return &Error{Reason: ReasonMount, Err: err}
+	}
+	return &Error{Reason: ReasonInternal, Err: err}
+}
+
+// hints joins the remedies of every refusal in err.
+func hints(err error) string {
+	if r, ok := err.(*spec.Refusal); ok { //nolint:errorlint // each node is looked at by itself
+		return r.Hint
+	}
+	var out []string
+	switch u := err.(type) { //nolint:errorlint // as above
+	case interface{ Unwrap() []error }:
+		for _, e := range u.Unwrap() {
+			if h := hints(e); h != "" {
+				out = append(out, h)
+			}
+		}
+	case interface{ Unwrap() error }:
+		if e := u.Unwrap(); e != nil {
+			return hints(e)
+		}
+	}
+	return strings.Join(out, "; ")
+}
+
+// Run decides the job, runs it and returns its record, which is also kept in the
+// state folder. The error is nil when the harness ran to its own end, whatever its
+// exit code; otherwise it is an *Error, and the harness's container is gone.
+//
+// When ctx ends, the container is ended.
+func Run(ctx context.Context, j Job) (Record, error) {
+	j = j.withDefaults()
+	ph := newPhases()
+	rec := Record{Version: RecordVersion, ID: newRunID(), Name: j.Harness.Name, Agentshim: j.Version, Start: time.Now().UTC(), SpecDigest: digest(j.Spec)}
+	owner, err := self()
+	if err != nil {
+		return rec.failed(err), err
+	}
+	rec.Owner = owner
+	p, err := prepare(ctx, j, ph, true)
+	if err == nil {
+		rec.describe(p)
+		err = p.execute(ctx, &rec)
+	}
+	rec.Phases, rec.End = ph.list, time.Now().UTC()
+	if err != nil {
+		err = interrupted(ctx, err)
+		rec = rec.failed(err)
+	}
+	if p != nil {
+		err = errors.Join(err, rec.write(p.folders))
+	}
+	return rec, err
+}
+
+func digest(b []byte) string {
+	sum := sha256.Sum256(b)
+	return "sha256:" + hex.EncodeToString(sum[:])
+}
+
+// ExitRefused is the exit code for a refusal or failure of agentshim's own.
+const ExitRefused = 125
+
+func (r Record) failed(err error) Record {
+	r.Exit, r.Reason, r.Message = ExitRefused, ReasonOf(err), err.Error()
+	r.Retry = r.Reason.Retryable()
+	return r
+}
+
+// interrupted names the caller's own wish to end as the reason.
+func interrupted(ctx context.Context, err error) error {
+	if ctx.Err() == nil {
+		return err
+	}
+	return &Error{Reason: ReasonInterrupted, Msg: "ended on request", Err: context.Cause(ctx)}
+}
+
+func (r *Record) describe(p *prepared) {
+	r.Engine, r.Image, r.Caller, r.Machine = &p.host.Engine, &p.host.Image, &p.host.Caller, &p.host.Machine
+	r.Widenings, r.Gaps = p.plan.Widenings, p.plan.Gaps
+	// A plan that compiled marshals.
+	r.PlanDigest, _ = p.plan.Digest()
+}
+
+// execute makes the run's folder, runs the container and removes both.
+func (p *prepared) execute(ctx context.Context, rec *Record) (err error) {
+	paths := spec.RunPaths{ID: rec.ID, Dir: filepath.Join(p.folders.runtime, rec.ID)}
+	// The record stands before the container does, so that a later run can reclaim it.
+	if err := rec.write(p.folders); err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, asError(os.RemoveAll(paths.Dir))) }()
+	if err := p.writeRunFolder(&paths); err != nil {
+		return asError(err)
+	}
+	p.phases.done("prepare")
+	// What was read and compiled is not needed again; the shim waits for long.
+	debug.FreeOSMemory()
+	c, err := startContainer(ctx, p, paths)
+	if err != nil {
+		return err
+	}
+	err = c.drive(ctx, rec)
+	return errors.Join(err, c.end(err))
+}
+
+// writeRunFolder generates what the container mounts and the client reads.
+func (p *prepared) writeRunFolder(paths *spec.RunPaths) error {
+	if err := os.MkdirAll(filepath.Join(paths.Dir, "etc"), 0o700); err != nil {
+		return err
+	}
+	var err error
+	if paths.Init, err = unpackInit(paths.Dir); err != nil {
+		return err
+	}
+	for _, f := range p.plan.Etc {
+		if err := os.WriteFile(filepath.Join(paths.Dir, "etc", f.Name), []byte(f.Content), 0o444); err != nil {
+			return err
+		}
+	}
+	profile := filepath.Join(paths.Dir, "seccomp.json")
+	return os.WriteFile(profile, p.plan.Seccomp.Profile(), 0o600)
+}

@@ -1,0 +1,180 @@
+package wire
+
+// Hello is init's look at itself and its container, taken before anything else
+// runs there.
+type Hello struct {
+	Version int `json:"version"`
+	PID     int `json:"pid"`
+	// UIDs and GIDs are real, effective, saved and file system ids.
+	UIDs   [4]uint32 `json:"uids"`
+	GIDs   [4]uint32 `json:"gids"`
+	Groups []uint32  `json:"groups"`
+	// Capabilities holds the five sets by their /proc/self/status name
+	// (CapInh, CapPrm, CapEff, CapBnd, CapAmb), as lower-case hexadecimal.
+	Capabilities   map[string]string `json:"capabilities"`
+	NoNewPrivs     bool              `json:"noNewPrivs"`
+	SecureBits     int               `json:"secureBits"`
+	SeccompMode    int               `json:"seccompMode"`
+	SeccompFilters int               `json:"seccompFilters"`
+	// Dumpable is PR_GET_DUMPABLE as the kernel set it at exec.
+	Dumpable int `json:"dumpable"`
+	// Namespaces are the links of /proc/self/ns by name.
+	Namespaces map[string]string `json:"namespaces"`
+	// UIDMap and GIDMap are /proc/self/{uid,gid}_map: inside, outside, length.
+	UIDMap [][3]uint32 `json:"uidMap"`
+	GIDMap [][3]uint32 `json:"gidMap"`
+	Mounts []Mount     `json:"mounts"`
+	// Rlimits are soft and hard by their RLIMIT_ name in lower case; infinity is
+	// the largest value. The Go runtime raises its own soft nofile.
+	Rlimits map[string][2]uint64 `json:"rlimits"`
+	Cgroup  Cgroup               `json:"cgroup"`
+	// FDs are the descriptors found open, number to link.
+	FDs map[int]string `json:"fds"`
+	// Environ is init's own environment.
+	Environ []string `json:"environ"`
+	// DevNodes are the entries of /dev that are no folder: "c 1:3 null",
+	// "b 8:0 sda", "l fd /proc/self/fd", "f name".
+	DevNodes []string `json:"devNodes"`
+	// Interfaces are the network interfaces' names; Routes counts the IPv4 and
+	// IPv6 routes that are not of loopback.
+	Interfaces []string `json:"interfaces"`
+	Routes     int      `json:"routes"`
+	// Processes are the pids visible in /proc.
+	Processes []int `json:"processes"`
+	// LSM is /proc/self/attr/current, empty without a security module.
+	LSM     string            `json:"lsm"`
+	Sysctls map[string]string `json:"sysctls"`
+	// Hostname is the UTS node name.
+	Hostname string `json:"hostname"`
+	Umask    int    `json:"umask"`
+	// KernelPaths says which of the package's KernelPaths exist.
+	KernelPaths map[string]bool `json:"kernelPaths"`
+	// Syscalls are the outcomes of the package's Syscalls, in order: an errno's
+	// name, or "ok".
+	Syscalls []string `json:"syscalls"`
+	// Errors are facts that could not be read, by name.
+	Errors map[string]string `json:"errors,omitempty"`
+}
+
+// Mount is one line of /proc/self/mountinfo with the identity of what it shows.
+type Mount struct {
+	Target string `json:"target"`
+	// Root is the path within the file system that is mounted.
+	Root string `json:"root"`
+	Type string `json:"type"`
+	// Options are the mount's own, Super the file system's.
+	Options []string `json:"options"`
+	Super   []string `json:"super"`
+	// Propagation are the optional fields.
+	Propagation []string `json:"propagation,omitempty"`
+	// Dev, Ino, Mode, UID and GID are what stat says of Target; Mode holds the
+	// type bits. Stat is empty or the error.
+	Dev  uint64 `json:"dev"`
+	Ino  uint64 `json:"ino"`
+	Mode uint32 `json:"mode"`
+	UID  uint32 `json:"uid"`
+	GID  uint32 `json:"gid"`
+	Stat string `json:"stat,omitempty"`
+}
+
+// Cgroup is what the cgroup files say, -1 where there is no limit and -2 where
+// no file can be read.
+type Cgroup struct {
+	Version int `json:"version"`
+	// Memory and MemorySwap are bytes; on v2 MemorySwap is memory plus swap.
+	Memory     int64 `json:"memory"`
+	MemorySwap int64 `json:"memorySwap"`
+	// CPUQuota is in microseconds per CPUPeriod.
+	CPUQuota  int64 `json:"cpuQuota"`
+	CPUPeriod int64 `json:"cpuPeriod"`
+	PIDs      int64 `json:"pids"`
+}
+
+// Probed is the outcome of the live network probe: per attempt the errno's name,
+// or "open" when it succeeded, or "timeout".
+type Probed struct {
+	UDP4  string `json:"udp4"`
+	UDP6  string `json:"udp6"`
+	TCP4  string `json:"tcp4"`
+	TCP6  string `json:"tcp6"`
+	VSock string `json:"vsock"`
+	// Micros is the time all attempts took together, in microseconds.
+	Micros int64 `json:"micros"`
+}
+
+// File is one file for the agent's home; its content follows in data frames.
+type File struct {
+	// Path is absolute, clean and below HomeDir.
+	Path string `json:"path"`
+	Size int64  `json:"size"`
+}
+
+// HomeDir is the agent's home in every container; MaxFile bounds a file in it.
+const (
+	HomeDir = "/home/agent"
+	MaxFile = 64 << 20
+)
+
+// Launch starts the harness.
+type Launch struct {
+	Args []string `json:"args"`
+	Env  []string `json:"env"`
+	Dir  string   `json:"dir"`
+	// RuntimeDir is created with mode 0700 (XDG_RUNTIME_DIR).
+	RuntimeDir string `json:"runtimeDir"`
+}
+
+// Refused says why the harness was not started.
+type Refused struct {
+	// Reason is harness-missing, harness-exec, workdir, home-file or memory.
+	Reason string `json:"reason"`
+	// Detail names the operand and the error.
+	Detail string `json:"detail"`
+}
+
+// Exit is how the harness ended.
+type Exit struct {
+	// Code is the exit code, -1 when Signal ended it.
+	Code   int `json:"code"`
+	Signal int `json:"signal,omitempty"`
+	// OOMKills counts the container's out-of-memory kills, -1 when unknown.
+	OOMKills int64 `json:"oomKills"`
+	// Left counts the processes killed after the harness had ended.
+	Left         int   `json:"left"`
+	UserMicros   int64 `json:"userMicros"`
+	SystemMicros int64 `json:"systemMicros"`
+	MaxRSSKiB    int64 `json:"maxRssKib"`
+}
+
+// KernelPaths are paths below /proc and /sys that engines mask or make
+// read-only; init says which of them exist in its container.
+var KernelPaths = []string{
+	"/proc/acpi", "/proc/asound", "/proc/bus", "/proc/fs", "/proc/irq", "/proc/kcore", "/proc/keys",
+	"/proc/latency_stats", "/proc/sched_debug", "/proc/scsi", "/proc/sys", "/proc/sysrq-trigger",
+	"/proc/timer_list", "/proc/timer_stats", "/sys/dev/block", "/sys/firmware", "/sys/fs/selinux",
+}
+
+// Syscall is one system call that init tries on itself. Its arguments make it
+// harmless where it is allowed.
+type Syscall struct {
+	Name string
+	Args [6]uint64
+}
+
+// Syscalls are tried before anything is launched; the shim compares each outcome
+// with what the system call policy decides for it.
+var Syscalls = []Syscall{
+	{Name: "socket", Args: [6]uint64{40, 1, 0}}, // AF_VSOCK
+	{Name: "socket", Args: [6]uint64{38, 5, 0}}, // AF_ALG
+	{Name: "socket", Args: [6]uint64{17, 3, 0}}, // AF_PACKET
+	{Name: "keyctl", Args: [6]uint64{0, 0, 0}},
+	{Name: "ptrace", Args: [6]uint64{99999}},
+	{Name: "kcmp", Args: [6]uint64{1, 1, 99}},
+	{Name: "process_vm_readv", Args: [6]uint64{1}},
+	{Name: "prlimit64", Args: [6]uint64{1, 99}},
+	{Name: "sched_setparam", Args: [6]uint64{1}},
+	{Name: "unshare", Args: [6]uint64{}},
+	{Name: "clone3", Args: [6]uint64{}},
+	{Name: "io_uring_setup", Args: [6]uint64{}},
+	{Name: "userfaultfd", Args: [6]uint64{0xffffffff}},
+}

@@ -1,0 +1,180 @@
+package wire
+
+import (
+	"fmt"
+	"io"
+	"sync"
+)
+
+// Source sends what it reads as one stream, within the peer's credit.
+type Source struct {
+	conn   *Conn
+	stream uint8
+
+	mu     sync.Mutex
+	cond   sync.Cond
+	credit int64
+	closed bool
+}
+
+// NewSource returns the sending end of a stream.
+func NewSource(c *Conn, stream uint8) *Source {
+	s := &Source{conn: c, stream: stream, credit: Window}
+	s.cond.L = &s.mu
+	return s
+}
+
+// Grant adds credit. A peer may not grant more than one Window in all.
+func (s *Source) Grant(n uint32) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.credit+int64(n) > Window {
+		return fmt.Errorf("%w: credit of %d on stream %d passes the window", ErrProtocol, n, s.stream)
+	}
+	s.credit += int64(n)
+	s.cond.Signal()
+	return nil
+}
+
+// Close makes Run return once its current read does.
+func (s *Source) Close() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.closed = true
+	s.cond.Signal()
+}
+
+// wait returns the credit at hand, at least 1, or 0 once closed.
+func (s *Source) wait() int64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for s.credit == 0 && !s.closed {
+		s.cond.Wait()
+	}
+	if s.closed {
+		return 0
+	}
+	return s.credit
+}
+
+func (s *Source) take(n int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.credit -= int64(n)
+}
+
+// Run sends src until its end and then the stream's end. It never reads a byte
+// for which there is no credit. A read error ends the stream like its end; the
+// returned error is a write error of the connection.
+func (s *Source) Run(src io.Reader) error {
+	buf := make([]byte, MaxData)
+	for {
+		credit := s.wait()
+		if credit == 0 {
+			return nil
+		}
+		n, err := src.Read(buf[:min(credit, MaxData)])
+		if n > 0 {
+			s.take(n)
+			if err := s.conn.Send(KindData, s.stream, buf[:n]); err != nil {
+				return err
+			}
+		}
+		if err != nil {
+			return s.conn.Send(KindEOF, s.stream, nil)
+		}
+	}
+}
+
+// Sink receives one stream. It holds at most one Window of unwritten data, so
+// that Put never blocks.
+type Sink struct {
+	conn   *Conn
+	stream uint8
+
+	mu      sync.Mutex
+	cond    sync.Cond
+	pending []byte
+	// unacked counts what was received and not yet granted again.
+	unacked int
+	eof     bool
+	dead    bool
+}
+
+// NewSink returns the receiving end of a stream.
+func NewSink(c *Conn, stream uint8) *Sink {
+	s := &Sink{conn: c, stream: stream}
+	s.cond.L = &s.mu
+	return s
+}
+
+// Put takes a data frame's payload. It returns ErrProtocol when the peer sends
+// past its credit or past the end.
+func (s *Sink) Put(p []byte) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.eof || s.unacked+len(p) > Window {
+		return fmt.Errorf("%w: data beyond credit or end on stream %d", ErrProtocol, s.stream)
+	}
+	s.unacked += len(p)
+	if !s.dead {
+		s.pending = append(s.pending, p...)
+		s.cond.Signal()
+	}
+	return nil
+}
+
+// CloseWrite marks the stream's end: Run returns when all is written.
+func (s *Sink) CloseWrite() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.eof = true
+	s.cond.Signal()
+}
+
+// next swaps out what is pending; false at the stream's end.
+func (s *Sink) next(spare []byte) ([]byte, bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for len(s.pending) == 0 && !s.eof {
+		s.cond.Wait()
+	}
+	p := s.pending
+	s.pending = spare[:0]
+	return p, len(p) > 0
+}
+
+func (s *Sink) ack(n int) error {
+	s.mu.Lock()
+	s.unacked -= n
+	s.mu.Unlock()
+	return s.conn.SendUint32(KindCredit, s.stream, uint32(n))
+}
+
+// Run writes the stream to dst until its end, granting credit as it goes. When
+// dst fails, it returns that error; what comes later is dropped and earns no
+// credit, so the peer stops by itself.
+func (s *Sink) Run(dst io.Writer) error {
+	var spare []byte
+	for {
+		p, ok := s.next(spare)
+		if !ok {
+			return nil
+		}
+		if _, err := dst.Write(p); err != nil {
+			s.kill()
+			return err
+		}
+		if err := s.ack(len(p)); err != nil {
+			s.kill()
+			return err
+		}
+		spare = p
+	}
+}
+
+func (s *Sink) kill() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.dead, s.pending = true, nil
+}

@@ -1,0 +1,189 @@
+package spec
+
+import (
+	"fmt"
+	"path"
+	"strconv"
+	"strings"
+
+	"github.com/agentshim/agentshim/mounts"
+)
+
+// Argv is the engine client's argument list for one run, without the client
+// itself and the flags that name its endpoint and configuration. Every flag is one --flag=value word, and -- stands before the image.
+func (p Plan) Argv(run RunPaths) ([]string, error) {
+	a := argv{plan: p, run: run, podman: p.Engine.Kind == Podman}
+	a.global()
+	a.add("run", "--rm", "--interactive", "--sig-proxy=false", "--init=false", "--pull=never",
+		"--log-driver=none", "--no-healthcheck", "--stop-signal=SIGKILL")
+	a.flag("cidfile", path.Join(run.Dir, "cid"))
+	a.flag("name", "agentshim-"+run.ID)
+	a.labels()
+	a.isolation()
+	a.limits()
+	a.environment()
+	a.mounts()
+	a.flag("workdir", "/")
+	a.flag("entrypoint", InitPath)
+	a.add("--", p.Image.ID, InitArg)
+	return a.args, a.err
+}
+
+type argv struct {
+	plan   Plan
+	run    RunPaths
+	podman bool
+	args   []string
+	err    error
+}
+
+func (a *argv) add(words ...string) { a.args = append(a.args, words...) }
+
+func (a *argv) flag(name, value string) { a.add("--" + name + "=" + value) }
+
+// global: the adapter adds what names the engine's endpoint.
+func (a *argv) global() {
+	if a.podman && a.plan.Engine.RuntimePath != "" {
+		a.flag("runtime", a.plan.Engine.RuntimePath)
+	}
+}
+
+func (a *argv) labels() {
+	for _, k := range sortedKeys(a.plan.Labels) {
+		a.flag("label", k+"="+a.plan.Labels[k])
+	}
+	if a.plan.Name != "" {
+		a.flag("label", LabelName+"="+a.plan.Name)
+	}
+	a.flag("label", LabelRun+"="+a.run.ID)
+}
+
+func (a *argv) isolation() {
+	p := a.plan
+	a.flag("network", "none")
+	a.flag("hostname", Hostname)
+	a.flag("ipc", "private")
+	a.flag("cgroupns", "private")
+	a.flag("user", fmt.Sprintf("%d:%d", p.Identity.UID, p.Identity.GID))
+	for _, g := range p.Identity.Groups {
+		a.flag("group-add", strconv.FormatUint(uint64(g), 10))
+	}
+	if p.Identity.Userns != "" {
+		a.flag("userns", p.Identity.Userns)
+	}
+	a.flag("cap-drop", "ALL")
+	for _, name := range p.Capabilities {
+		a.flag("cap-add", name)
+	}
+	a.flag("security-opt", "no-new-privileges")
+	a.flag("security-opt", "seccomp="+path.Join(a.run.Dir, "seccomp.json"))
+	if p.ReadOnlyRootfs {
+		a.add("--read-only")
+	}
+	for _, k := range sortedKeys(p.Sysctls) {
+		a.flag("sysctl", k+"="+p.Sysctls[k])
+	}
+	if a.podman {
+		a.add("--unsetenv-all", "--http-proxy=false", "--image-volume=ignore", "--passwd=false", "--no-hosts",
+			"--read-only-tmpfs=false", "--systemd=false", "--umask=0022")
+	}
+}
+
+func (a *argv) limits() {
+	l := a.plan.Limits
+	if l.MemoryBytes > 0 {
+		a.flag("memory", strconv.FormatInt(l.MemoryBytes, 10))
+		a.flag("memory-swap", strconv.FormatInt(l.MemoryBytes, 10))
+	}
+	if l.CPUs > 0 {
+		a.flag("cpus", strconv.FormatFloat(l.CPUs, 'f', -1, 64))
+	}
+	if l.PIDs > 0 {
+		a.flag("pids-limit", strconv.FormatInt(l.PIDs, 10))
+	}
+	a.ulimit("core", l.Core)
+	a.ulimit("nofile", l.NoFile)
+	a.ulimit("nproc", l.NProc)
+	a.flag("shm-size", strconv.FormatInt(l.ShmBytes, 10))
+}
+
+func (a *argv) ulimit(name string, n uint64) {
+	a.flag("ulimit", fmt.Sprintf("%s=%d:%d", name, n, n))
+}
+
+// environment keeps the image's variables from init: a Go program obeys some of
+// them. Docker drops a variable that is named and not set in the client's own,
+// empty environment.
+func (a *argv) environment() {
+	a.flag("env", "PATH="+DefaultPath)
+	if a.podman {
+		return
+	}
+	for _, kv := range a.plan.Image.Env {
+		if name, _, _ := strings.Cut(kv, "="); name != "PATH" {
+			a.flag("env", name)
+		}
+	}
+}
+
+func (a *argv) mounts() {
+	for _, m := range a.plan.Mounts {
+		switch {
+		case m.Why == "shm": // --shm-size
+		case m.Type == "tmpfs":
+			a.flag("tmpfs", m.Target+":"+a.tmpfs(m))
+		default:
+			a.bind(m)
+		}
+	}
+	for _, f := range a.plan.Etc {
+		a.bind(a.ownBind(path.Join(a.run.Dir, "etc", f.Name), "/etc/"+f.Name))
+	}
+	a.bind(a.ownBind(a.run.Init, InitPath))
+}
+
+// ownBind is a read-only bind of one of agentshim's own files.
+func (a *argv) ownBind(source, target string) mounts.Mount {
+	return mounts.Mount{Type: "bind", Source: source, Target: target}
+}
+
+// inodeBytes is the tmpfs space per file that Docker's nr_inodes allows.
+const inodeBytes = 2048
+
+func (a *argv) tmpfs(m mounts.Mount) string {
+	opts := []string{"rw", "nosuid", "nodev", execOption(m), fmt.Sprintf("size=%d", m.SizeBytes), fmt.Sprintf("mode=%04o", m.Mode)}
+	if !a.podman {
+		return strings.Join(append(opts, fmt.Sprintf("uid=%d", m.UID), fmt.Sprintf("gid=%d", m.GID), fmt.Sprintf("nr_inodes=%d", m.SizeBytes/inodeBytes)), ",")
+	}
+	opts = append(opts, "notmpcopyup")
+	if m.UID == a.plan.Identity.UID && m.GID == a.plan.Identity.GID {
+		opts = append(opts, "U") // owned by the container's user; uid= is refused
+	}
+	return strings.Join(opts, ",")
+}
+
+func execOption(m mounts.Mount) string {
+	if m.NoExec {
+		return "noexec"
+	}
+	return "exec"
+}
+
+func (a *argv) bind(m mounts.Mount) {
+	fields := []string{"type=bind", "source=" + m.Source, "target=" + m.Target, "bind-propagation=rprivate"}
+	if !m.Writable {
+		fields = append(fields, "readonly")
+	}
+	if a.podman {
+		fields = append(fields, "nosuid", "nodev")
+		if m.NoExec {
+			fields = append(fields, "noexec")
+		}
+	}
+	record, err := mounts.CSV(fields...)
+	if err != nil {
+		a.err = err
+		return
+	}
+	a.flag("mount", record)
+}

@@ -1,0 +1,355 @@
+package spec
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/agentshim/agentshim/harness"
+	"github.com/agentshim/agentshim/mounts"
+	"github.com/agentshim/agentshim/seccomp"
+)
+
+// Options are what the command line adds to the harness file.
+type Options struct {
+	// Command is an argv that runs instead of the harness.
+	Command []string
+	// EnvFiles holds the variable names of each of the file's envFiles, in order.
+	EnvFiles [][]string
+}
+
+const mib = 1 << 20
+
+// Compile decides a run. It reads nothing but its arguments. The error is a
+// *Refusal, one of the mounts package's, or several of them joined.
+func Compile(h harness.Harness, host Host, o Options) (Plan, error) {
+	c := compiler{h: h, host: host, o: o}
+	c.plan = Plan{
+		Version: PlanVersion, Name: h.Name, Engine: host.Engine, Image: host.Image,
+		ReadOnlyRootfs: !h.RootfsWritable, Labels: h.Labels,
+		Capabilities: slices.Clone(h.Capabilities), Egress: Egress{Mode: h.Egress.Mode},
+	}
+	if c.plan.Capabilities == nil {
+		c.plan.Capabilities = []string{}
+	}
+	for _, step := range []func() error{
+		c.engine, c.identity, c.image, c.limits, c.mounts, c.kernel, c.seccomp, c.process, c.etc, c.notes,
+	} {
+		c.errs = append(c.errs, step())
+	}
+	if err := errors.Join(c.errs...); err != nil {
+		return Plan{}, err
+	}
+	return c.plan, nil
+}
+
+// compiler holds a plan in the making. Steps go on after a refusal, so that all
+// are reported at once.
+type compiler struct {
+	h    harness.Harness
+	host Host
+	o    Options
+	plan Plan
+	errs []error
+}
+
+func (c *compiler) podman() bool   { return c.host.Engine.Kind == Podman }
+func (c *compiler) rootless() bool { return c.host.Engine.Rootless }
+
+// engine refuses engines whose containers could not keep the plan's promises.
+func (c *compiler) engine() error {
+	if !c.podman() && c.rootless() {
+		return refuse("engine-unsupported", "use rootless Podman, or Docker as root or in the docker group",
+			"rootless Docker maps the agent's files to a subordinate uid, not to you")
+	}
+	if !c.podman() && c.host.Engine.UserNamespace {
+		return refuse("engine-unsupported", "use a Docker daemon without userns-remap, or Podman",
+			"Docker's userns-remap gives the agent's files to a subordinate uid, not to you")
+	}
+	return nil
+}
+
+// identity decides uid, gid and the user namespace.
+func (c *compiler) identity() error {
+	id, err := c.who()
+	if err != nil {
+		return err
+	}
+	id.Name = "agent"
+	if id.UID == 0 {
+		id.Name = "root"
+	}
+	for _, g := range c.h.Groups {
+		id.Groups = append(id.Groups, uint32(g))
+	}
+	userns, err := c.userns(id)
+	if err != nil {
+		return err
+	}
+	id.Userns = userns
+	c.plan.Identity = id
+	if len(c.h.Capabilities) > 0 && id.UID != 0 {
+		return refuse("policy", "write \"user\": \"0:0\" and accept \"root-user\", or leave capabilities out",
+			"capabilities: CHOWN has no effect for uid %d", id.UID)
+	}
+	return nil
+}
+
+func (c *compiler) who() (Identity, error) {
+	caller := c.host.Caller
+	switch {
+	case c.h.User != "":
+		uid, gid, err := parseUser(c.h.User)
+		return Identity{UID: uid, GID: gid, From: "user"}, err
+	case c.podman() && c.rootless() && c.userNS() != "keep-id":
+		return Identity{}, refuse("identity", "add \"user\": \"UID:GID\" to the harness file",
+			"userns %q does not say which uid the agent gets", c.h.Userns)
+	case caller.UID != 0:
+		return Identity{UID: caller.UID, GID: caller.GID, From: "caller"}, nil
+	}
+	return c.workspaceOwner()
+}
+
+// workspaceOwner is who the agent is when root calls: whoever owns the files it works on.
+func (c *compiler) workspaceOwner() (Identity, error) {
+	const hint = "add \"user\": \"1000:1000\" to the harness file (any uid that may use the files), or call agentshim as that user"
+	src, ok := mounts.Workspace(c.h, c.host.Mounts)
+	if !ok {
+		return Identity{}, refuse("identity", hint, "root calls and there is no workspace whose owner the agent could be")
+	}
+	if src.UID == 0 {
+		return Identity{}, refuse("identity", hint, "root calls and the workspace %q belongs to root", c.h.Workspace.Source)
+	}
+	gid := src.GID
+	if gid == 0 {
+		gid = src.UID // group root would open the image's group-readable files
+	}
+	return Identity{UID: src.UID, GID: gid, From: "workspace"}, nil
+}
+
+func parseUser(s string) (uid, gid uint32, err error) {
+	u, g, _ := strings.Cut(s, ":")
+	a, err1 := strconv.ParseUint(u, 10, 32)
+	b, err2 := strconv.ParseUint(g, 10, 32)
+	if err1 != nil || err2 != nil {
+		return 0, 0, refuse("spec-invalid", "write UID:GID as two decimal numbers", "user %q", s)
+	}
+	return uint32(a), uint32(b), nil
+}
+
+// userNS is the intent: keep-id when rootless, unless the file says otherwise.
+func (c *compiler) userNS() string {
+	if c.h.Userns == "" && c.podman() && c.rootless() {
+		return "keep-id"
+	}
+	return c.h.Userns
+}
+
+// userns renders the intent for the engine that answered, whatever its name.
+func (c *compiler) userns(id Identity) (string, error) {
+	intent := c.userNS()
+	if !c.podman() {
+		if intent == "auto" {
+			return "", refuse("policy", "leave userns out", "userns \"auto\" exists with Podman only")
+		}
+		return "", nil // keep-id: the uid is given by --user and is the host's own
+	}
+	if !c.rootless() && intent == "keep-id" {
+		return "", refuse("policy", "leave userns out, or run Podman as an ordinary user", "rootful Podman has no userns \"keep-id\"")
+	}
+	if intent == "engine" || intent == "" {
+		return "", c.mapped(id)
+	}
+	if intent != "keep-id" {
+		return intent, nil
+	}
+	if err := c.mapped(id); err != nil {
+		return "", err
+	}
+	if c.h.User == "" {
+		return "keep-id", nil
+	}
+	return fmt.Sprintf("keep-id:uid=%d,gid=%d", id.UID, id.GID), nil
+}
+
+// mapped refuses ids outside the caller's subordinate ranges: the engine would
+// end with "invalid argument".
+func (c *compiler) mapped(id Identity) error {
+	if !c.rootless() {
+		return nil
+	}
+	own := id.From == "caller"
+	if !own && (id.UID > c.host.Caller.SubUIDs || id.GID > c.host.Caller.SubGIDs) {
+		return refuse("identity", "choose a smaller uid:gid, or give yourself a longer range in /etc/subuid and /etc/subgid",
+			"user %d:%d lies outside your subordinate ranges of %d uids and %d gids", id.UID, id.GID, c.host.Caller.SubUIDs, c.host.Caller.SubGIDs)
+	}
+	return nil
+}
+
+// image compares the image with the identity and platform.
+func (c *compiler) image() error {
+	user, _, _ := strings.Cut(c.host.Image.User, ":")
+	uid, err := strconv.ParseUint(user, 10, 32)
+	if err != nil || c.h.User != "" || uint32(uid) == c.plan.Identity.UID {
+		return nil // a name says nothing about the uid; "" is the default
+	}
+	return refuse("image-user", fmt.Sprintf("add \"user\": \"%d:%d\" to run as you do now, or the image's own uid", c.plan.Identity.UID, c.plan.Identity.GID),
+		"image %q is made for uid %d, the agent would be uid %d", c.host.Image.Ref, uid, c.plan.Identity.UID)
+}
+
+// Default limits.
+const (
+	defaultMemoryMB = 8192
+	tmpfsReserve    = 64 * mib
+)
+
+func (c *compiler) limits() error {
+	r, caller, m := c.h.Resources, c.host.Caller, c.host.Machine
+	l := Limits{
+		NoFile: min(uint64(r.NoFile), caller.HardNoFile), NProc: caller.HardNProc,
+		ShmBytes: int64(r.ShmMB) * mib,
+	}
+	if c.host.Engine.LimitsHold {
+		l.PIDs = int64(r.PIDs)
+		l.MemoryBytes = min(int64(r.MemoryMB)*mib, m.MemoryBytes)
+		if r.MemoryMB == 0 {
+			l.MemoryBytes = min(m.MemoryBytes/2, defaultMemoryMB*mib) / mib * mib
+		}
+		l.CPUs = math.Min(r.CPUs, float64(caller.CPUs))
+		if r.CPUs == 0 {
+			l.CPUs = float64(caller.CPUs)
+		}
+	}
+	c.plan.Limits = l
+	return nil
+}
+
+func (c *compiler) mounts() error {
+	set, err := mounts.Compile(c.h, c.host.Mounts, mounts.Target{
+		Podman: c.podman(), Rootless: c.rootless(), UID: c.plan.Identity.UID, GID: c.plan.Identity.GID,
+		MemoryBytes: c.plan.Limits.MemoryBytes, ImageVolumes: c.host.Image.Volumes,
+	})
+	if err != nil {
+		return err
+	}
+	c.plan.Mounts, c.plan.Warnings = set.Mounts, set.Warnings
+	for _, t := range set.BindNoExec {
+		c.gap("bind-noexec", true, "Docker can't mount %s noexec: programs in it can run", t)
+	}
+	for _, f := range c.h.Home.Files {
+		c.plan.HomeFiles = append(c.plan.HomeFiles, HomeFile{Source: f.Source, Target: f.Target})
+	}
+	return nil
+}
+
+// The engines' own lists (Docker 20.10, Podman 4.3). An engine may cover more.
+var (
+	maskedPaths = []string{
+		"/proc/acpi", "/proc/asound", "/proc/kcore", "/proc/keys", "/proc/latency_stats", "/proc/sched_debug",
+		"/proc/scsi", "/proc/timer_list", "/proc/timer_stats", "/sys/firmware",
+	}
+	podmanMasked  = []string{"/sys/dev/block", "/sys/fs/selinux"}
+	readonlyPaths = []string{"/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"}
+)
+
+// kernel decides namespaces, kernel paths and sysctls.
+func (c *compiler) kernel() error {
+	p := &c.plan
+	p.Namespaces = []string{"cgroup", "ipc", "mount", "network", "pid", "uts"}
+	if p.Identity.Userns != "" || c.rootless() {
+		p.Namespaces = append(p.Namespaces, "user")
+	}
+	p.MaskedPaths = slices.Clone(maskedPaths)
+	if c.podman() {
+		p.MaskedPaths = append(p.MaskedPaths, podmanMasked...)
+		slices.Sort(p.MaskedPaths)
+	}
+	p.ReadonlyPaths = slices.Clone(readonlyPaths)
+	p.Sysctls = map[string]string{
+		// No group may open ICMP sockets; ports below 1024 are the sandbox's own.
+		"net.ipv4.ping_group_range":           "1 0",
+		"net.ipv4.ip_unprivileged_port_start": "0",
+	}
+	return nil
+}
+
+func (c *compiler) seccomp() error {
+	policy, err := seccomp.Compile(c.h.Seccomp, seccomp.Target{Arch: c.host.Machine.Arch, Docker: !c.podman()})
+	if err != nil {
+		return err
+	}
+	c.plan.Seccomp, c.plan.SeccompDigest = policy, policy.Digest()
+	return nil
+}
+
+// notes adds what holds for the whole plan and refuses what is not accepted.
+func (c *compiler) notes() error {
+	c.hostNotes()
+	c.fileNotes()
+	var errs []error
+	for i, notes := range [][]Note{c.plan.Widenings, c.plan.Gaps} {
+		reason := []string{"widening", "gap"}[i]
+		for j, n := range notes {
+			notes[j].Accepted = n.NeedsAccept && slices.Contains(c.h.Accept, n.Name)
+			if n.NeedsAccept && !notes[j].Accepted {
+				errs = append(errs, refuse(reason, fmt.Sprintf("add %q to \"accept\" in the harness file if you mean it", n.Name), "%s: %s", n.Name, n.Detail))
+			}
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func (c *compiler) hostNotes() {
+	if !c.host.Engine.LimitsHold {
+		c.gap("rootless-cgroup-limits", true, "memory, cpus and pids limits have no effect on this host; the tmpfs sizes are the only bound")
+	}
+	if c.podman() {
+		c.gap("tmpfs-inodes", false, "Podman can't bound the number of files in a tmpfs; the memory limit is the bound")
+	}
+	if !slices.Contains(c.plan.Namespaces, "user") {
+		c.gap("shared-uid-quotas", false, "without a user namespace, the kernel's per-uid quotas are shared with uid %d on the host", c.plan.Identity.UID)
+	}
+}
+
+func (c *compiler) fileNotes() {
+	if c.plan.Identity.UID == 0 {
+		c.widen("root-user", true, "the agent is uid 0 inside the container")
+	}
+	for _, name := range c.plan.Capabilities {
+		c.widen("capability:"+name, false, "the agent holds CAP_%s", name)
+	}
+	if c.h.RootfsWritable {
+		c.widen("rootfs-writable", false, "the root file system is writable; what is written is gone at the end")
+	}
+	for _, m := range c.plan.Mounts {
+		if m.Type == "bind" && m.Writable {
+			c.widen("writable:"+m.Target, false, "the agent can change %s on the host", m.Source)
+		}
+	}
+	for _, name := range c.h.EnvFrom {
+		c.widen("env:"+name, false, "the agent sees the caller's variable %s", name)
+	}
+	for _, f := range c.plan.HomeFiles {
+		c.widen("home-file:"+f.Target, false, "the agent gets a copy of %s", f.Source)
+	}
+	if m := c.plan.Process.PromptMode; m == "arg" || m == "flag" {
+		c.widen("prompt-in-argv", false, "the prompt stands in the agent's own argv, which ps on the host shows; promptMode stdin and file do not")
+	}
+}
+
+func (c *compiler) widen(name string, needsAccept bool, format string, args ...any) {
+	c.plan.Widenings = append(c.plan.Widenings, Note{Name: name, NeedsAccept: needsAccept, Detail: fmt.Sprintf(format, args...)})
+}
+
+func (c *compiler) gap(name string, needsAccept bool, format string, args ...any) {
+	c.plan.Gaps = append(c.plan.Gaps, Note{Name: name, NeedsAccept: needsAccept, Detail: fmt.Sprintf(format, args...)})
+}
+
+// sortedKeys is the one way a map reaches argv or JSON here.
+func sortedKeys[V any](m map[string]V) []string {
+	return slices.Sorted(maps.Keys(m))
+}

@@ -1,0 +1,273 @@
+package spec
+
+import (
+	"fmt"
+	"path"
+	"slices"
+	"strings"
+
+	oci "github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/agentshim/agentshim/mounts"
+)
+
+// OCI is the run as a complete OCI runtime config whose process is the harness.
+// An engine runs agentshim-init in its place, which starts the harness with the
+// same identity, limits and environment. Secret values stand as in Plan.
+func (p Plan) OCI(run RunPaths) *oci.Spec {
+	return &oci.Spec{
+		Version:  "1.0.2",
+		Process:  p.ociProcess(),
+		Root:     &oci.Root{Path: "rootfs", Readonly: p.ReadOnlyRootfs},
+		Hostname: Hostname,
+		Mounts:   p.ociMounts(run),
+		Linux:    p.ociLinux(),
+	}
+}
+
+func (p Plan) ociProcess() *oci.Process {
+	caps := make([]string, 0, len(p.Capabilities))
+	for _, name := range p.Capabilities {
+		caps = append(caps, "CAP_"+name)
+	}
+	umask := uint32(0o022)
+	proc := &oci.Process{
+		User: oci.User{UID: p.Identity.UID, GID: p.Identity.GID, AdditionalGids: p.Identity.Groups, Umask: &umask},
+		Args: p.Process.Args,
+		Cwd:  p.Process.Cwd,
+		Capabilities: &oci.LinuxCapabilities{
+			Bounding: caps, Effective: caps, Inheritable: []string{}, Permitted: caps, Ambient: []string{},
+		},
+		Rlimits: []oci.POSIXRlimit{
+			{Type: "RLIMIT_CORE", Hard: p.Limits.Core, Soft: p.Limits.Core},
+			{Type: "RLIMIT_NOFILE", Hard: p.Limits.NoFile, Soft: p.Limits.NoFile},
+			{Type: "RLIMIT_NPROC", Hard: p.Limits.NProc, Soft: p.Limits.NProc},
+		},
+		NoNewPrivileges: true,
+	}
+	for _, e := range p.Process.Env {
+		value := e.Value
+		if e.Secret() {
+			value = "<" + e.From + ">"
+		}
+		proc.Env = append(proc.Env, e.Name+"="+value)
+	}
+	return proc
+}
+
+// kernelMounts are those every engine makes.
+func (p Plan) kernelMounts() []oci.Mount {
+	return []oci.Mount{
+		{Destination: "/proc", Type: "proc", Source: "proc", Options: []string{"nosuid", "noexec", "nodev"}},
+		{Destination: "/dev", Type: "tmpfs", Source: "tmpfs", Options: []string{"nosuid", "strictatime", "mode=755", "size=65536k"}},
+		{Destination: "/dev/pts", Type: "devpts", Source: "devpts", Options: []string{"nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620"}},
+		{Destination: "/sys", Type: "sysfs", Source: "sysfs", Options: []string{"nosuid", "noexec", "nodev", "ro"}},
+		{Destination: "/sys/fs/cgroup", Type: "cgroup", Source: "cgroup", Options: []string{"ro", "nosuid", "noexec", "nodev"}},
+		{Destination: "/dev/mqueue", Type: "mqueue", Source: "mqueue", Options: []string{"nosuid", "noexec", "nodev"}},
+	}
+}
+
+func (p Plan) ociMounts(run RunPaths) []oci.Mount {
+	out := p.kernelMounts()
+	for _, m := range p.Mounts {
+		out = append(out, ociMount(m))
+	}
+	for _, f := range p.Etc {
+		out = append(out, ociMount(mounts.Mount{Type: "bind", Source: path.Join(run.Dir, "etc", f.Name), Target: "/etc/" + f.Name}))
+	}
+	return append(out, ociMount(mounts.Mount{Type: "bind", Source: run.Init, Target: InitPath}))
+}
+
+func ociMount(m mounts.Mount) oci.Mount {
+	out := oci.Mount{Destination: m.Target, Type: m.Type, Source: m.Source, Options: []string{"nosuid", "nodev"}}
+	if m.NoExec {
+		out.Options = append(out.Options, "noexec")
+	}
+	if m.Type == "tmpfs" {
+		out.Source = "tmpfs"
+		out.Options = append(out.Options, fmt.Sprintf("mode=%04o", m.Mode), fmt.Sprintf("size=%d", m.SizeBytes))
+		if m.UID != 0 || m.GID != 0 {
+			out.Options = append(out.Options, fmt.Sprintf("uid=%d", m.UID), fmt.Sprintf("gid=%d", m.GID))
+		}
+		return out
+	}
+	out.Options = append([]string{"rbind", "rprivate"}, out.Options...)
+	if !m.Writable {
+		out.Options = append(out.Options, "ro")
+	}
+	return out
+}
+
+func (p Plan) ociLinux() *oci.Linux {
+	l := &oci.Linux{
+		Sysctl:        p.Sysctls,
+		Resources:     p.ociResources(),
+		MaskedPaths:   p.MaskedPaths,
+		ReadonlyPaths: p.ReadonlyPaths,
+		Seccomp:       p.Seccomp.OCI(),
+	}
+	for _, ns := range p.Namespaces {
+		l.Namespaces = append(l.Namespaces, oci.LinuxNamespace{Type: oci.LinuxNamespaceType(ns)})
+	}
+	if slices.Contains(p.Namespaces, "user") {
+		l.UIDMappings = keepID(p.Identity.UID)
+		l.GIDMappings = keepID(p.Identity.GID)
+	}
+	return l
+}
+
+// keepID maps id to 0 of the parent, which is the engine's own user namespace,
+// where 0 is the caller; the ids below and above keep their order.
+func keepID(id uint32) []oci.LinuxIDMapping {
+	const size = 65536
+	m := []oci.LinuxIDMapping{{ContainerID: id, HostID: 0, Size: 1}}
+	if id > 0 {
+		m = append([]oci.LinuxIDMapping{{ContainerID: 0, HostID: 1, Size: id}}, m...)
+	}
+	if id+1 < size {
+		m = append(m, oci.LinuxIDMapping{ContainerID: id + 1, HostID: id + 1, Size: size - id - 1})
+	}
+	return m
+}
+
+// cpuPeriod is the engines' CFS period, in microseconds.
+const cpuPeriod = 100000
+
+func (p Plan) ociResources() *oci.LinuxResources {
+	r := &oci.LinuxResources{Devices: devices()}
+	l := p.Limits
+	if l.MemoryBytes > 0 {
+		r.Memory = &oci.LinuxMemory{Limit: &l.MemoryBytes, Swap: &l.MemoryBytes}
+	}
+	if l.CPUs > 0 {
+		quota, period := int64(l.CPUs*cpuPeriod), uint64(cpuPeriod)
+		r.CPU = &oci.LinuxCPU{Quota: &quota, Period: &period}
+	}
+	if l.PIDs > 0 {
+		r.Pids = &oci.LinuxPids{Limit: &l.PIDs}
+	}
+	return r
+}
+
+// Device is one device node of every container.
+type Device struct {
+	Name         string
+	Major, Minor int64
+}
+
+// Devices are the nodes in /dev; nothing else may be there.
+var Devices = []Device{
+	{"full", 1, 7}, {"null", 1, 3}, {"random", 1, 8}, {"tty", 5, 0}, {"urandom", 1, 9}, {"zero", 1, 5},
+}
+
+// devices is the device cgroup: deny all, then the default nodes and terminals.
+func devices() []oci.LinuxDeviceCgroup {
+	out := []oci.LinuxDeviceCgroup{{Allow: false, Access: "rwm"}}
+	allow := func(major int64, minor *int64) {
+		out = append(out, oci.LinuxDeviceCgroup{Allow: true, Type: "c", Major: &major, Minor: minor, Access: "rwm"})
+	}
+	for _, d := range Devices {
+		allow(d.Major, &d.Minor)
+	}
+	ptmx := int64(2)
+	allow(5, &ptmx)
+	allow(136, nil) // Unix98 terminals
+	return out
+}
+
+// OCIJSON renders OCI, indented, with a trailing newline.
+func (p Plan) OCIJSON(run RunPaths) ([]byte, error) {
+	return indent(p.OCI(run))
+}
+
+// Text is the plan for people: one fact a line.
+func (p Plan) Text() string {
+	var b strings.Builder
+	line := func(name, format string, args ...any) {
+		fmt.Fprintf(&b, "%-12s %s\n", name, fmt.Sprintf(format, args...))
+	}
+	line("engine", "%s", p.engineText())
+	line("image", "%s (%s)", p.Image.Ref, p.Image.ID)
+	line("agent", "uid %d, gid %d, from %s; capabilities: %s; no new privileges", p.Identity.UID, p.Identity.GID, p.Identity.From, p.capText())
+	line("program", "%s", quoted(p.Process.Args))
+	line("folder", "%s", p.Process.Cwd)
+	line("variables", "%s", p.envText())
+	line("network", "%s: no interface but loopback", p.Egress.Mode)
+	line("seccomp", "%s", p.SeccompDigest)
+	line("limits", "%s", p.limitText())
+	line("root", "%s", map[bool]string{true: "read-only", false: "writable"}[p.ReadOnlyRootfs])
+	for _, m := range p.Mounts {
+		line("mount", "%s", mountText(m))
+	}
+	for _, n := range p.Widenings {
+		line("widening", "%s", n.text())
+	}
+	for _, n := range p.Gaps {
+		line("gap", "%s", n.text())
+	}
+	for _, w := range p.Warnings {
+		line("warning", "%s", w)
+	}
+	return b.String()
+}
+
+func (p Plan) engineText() string {
+	mode := "rootful"
+	if p.Engine.Rootless {
+		mode = "rootless"
+	}
+	return fmt.Sprintf("%s %s, %s, %s %s, cgroup v%d", p.Engine.Kind, p.Engine.Version, mode, p.Engine.Runtime, p.Engine.RuntimeVersion, p.Engine.CgroupVersion)
+}
+
+func (p Plan) capText() string {
+	if len(p.Capabilities) == 0 {
+		return "none"
+	}
+	return strings.Join(p.Capabilities, ", ")
+}
+
+func (p Plan) envText() string {
+	out := make([]string, len(p.Process.Env))
+	for i, e := range p.Process.Env {
+		out[i] = e.Name + " (" + e.From + ")"
+	}
+	return strings.Join(out, ", ")
+}
+
+func (p Plan) limitText() string {
+	l := p.Limits
+	text := fmt.Sprintf("%d open files, no core dumps", l.NoFile)
+	if l.MemoryBytes > 0 {
+		text = fmt.Sprintf("%d MiB memory and swap, %g cpus, %d pids, ", l.MemoryBytes/mib, l.CPUs, l.PIDs) + text
+	}
+	return text
+}
+
+func mountText(m mounts.Mount) string {
+	access := map[bool]string{true: "writable", false: "read-only"}[m.Writable]
+	if m.Type == "tmpfs" {
+		return fmt.Sprintf("%s: %s, tmpfs of %d MiB", m.Target, m.Why, m.SizeBytes/mib)
+	}
+	text := fmt.Sprintf("%s: %s, %s from %q, nosuid by %s, nodev by %s", m.Target, m.Why, access, m.Source, m.NoSUIDBy, m.NoDevBy)
+	if m.NoExec {
+		text += ", noexec by " + m.NoExecBy
+	}
+	return text
+}
+
+func (n Note) text() string {
+	switch {
+	case n.Accepted:
+		return n.Name + " (accepted): " + n.Detail
+	default:
+		return n.Name + ": " + n.Detail
+	}
+}
+
+func quoted(words []string) string {
+	out := make([]string, len(words))
+	for i, w := range words {
+		out[i] = fmt.Sprintf("%q", w)
+	}
+	return strings.Join(out, " ")
+}

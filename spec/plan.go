@@ -1,0 +1,198 @@
+package spec
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+
+	"github.com/agentshim/agentshim/mounts"
+	"github.com/agentshim/agentshim/seccomp"
+)
+
+// PlanVersion is the plan's schema version.
+const PlanVersion = 1
+
+// Fixed names inside every container.
+const (
+	// Home is the agent's home, InitPath where init is mounted.
+	Home     = "/home/agent"
+	InitPath = "/.agentshim-init"
+	// InitArg is init's one argument: the wire protocol's version.
+	InitArg = "wire/1"
+	// Hostname is the container's host name.
+	Hostname = "agentshim"
+	// PromptPath holds the prompt with promptMode file.
+	PromptPath = Home + "/.agentshim-prompt"
+	// DefaultPath is the PATH an image without one gets, and init's own.
+	DefaultPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+)
+
+// Labels every container carries. A label alone proves nothing: images pass
+// theirs on.
+const (
+	LabelRun  = "agentshim.run"
+	LabelUser = "agentshim.uid"
+	LabelName = "agentshim.name"
+)
+
+// Plan is everything exec does, decided. Equal inputs give byte-equal plans. It
+// holds no secret: values of env, envFrom, envFiles and the prompt are put in by
+// the shim at launch, and stand here as <env>, <envFrom>, <envFile> and <prompt>.
+type Plan struct {
+	Version  int      `json:"version"`
+	Name     string   `json:"name,omitempty"`
+	Engine   Engine   `json:"engine"`
+	Image    Image    `json:"image"`
+	Identity Identity `json:"identity"`
+	Process  Process  `json:"process"`
+	// Mounts are tmpfs, workspace, mounts and image volumes in mount order.
+	Mounts []mounts.Mount `json:"mounts"`
+	// Etc are the generated files below /etc, mounted read-only.
+	Etc []EtcFile `json:"etc"`
+	// HomeFiles are the targets copied into the home, relative to it.
+	HomeFiles []HomeFile `json:"homeFiles,omitempty"`
+	// Capabilities are the capabilities of every set; normally none.
+	Capabilities   []string `json:"capabilities"`
+	ReadOnlyRootfs bool     `json:"readOnlyRootfs"`
+	Limits         Limits   `json:"limits"`
+	// Namespaces are private to the container.
+	Namespaces    []string          `json:"namespaces"`
+	MaskedPaths   []string          `json:"maskedPaths"`
+	ReadonlyPaths []string          `json:"readonlyPaths"`
+	Sysctls       map[string]string `json:"sysctls"`
+	Labels        map[string]string `json:"labels,omitempty"`
+	Egress        Egress            `json:"egress"`
+	// SeccompDigest identifies the system call policy.
+	SeccompDigest string `json:"seccompDigest"`
+	// Widenings are what the file opened; Gaps what this host can't enforce.
+	Widenings []Note `json:"widenings,omitempty"`
+	Gaps      []Note `json:"gaps,omitempty"`
+	// Warnings change nothing.
+	Warnings []string `json:"warnings,omitempty"`
+
+	// Seccomp is the policy itself; rendered by OCI and SeccompProfile.
+	Seccomp *seccomp.Policy `json:"-"`
+}
+
+// Identity is who the agent is.
+type Identity struct {
+	UID    uint32   `json:"uid"`
+	GID    uint32   `json:"gid"`
+	Groups []uint32 `json:"groups,omitempty"`
+	Name   string   `json:"name"`
+	// Userns is the engine's --userns value, empty for none.
+	Userns string `json:"userns,omitempty"`
+	// From says what decided it: user, caller, workspace.
+	From string `json:"from"`
+}
+
+// Process is the harness as it starts.
+type Process struct {
+	Args []string `json:"args"`
+	Env  []EnvVar `json:"env"`
+	Cwd  string   `json:"cwd"`
+	// PromptMode is arg, flag, stdin or file, or command when the caller gave the argv.
+	PromptMode string `json:"promptMode"`
+	// RuntimeDir is XDG_RUNTIME_DIR.
+	RuntimeDir string `json:"runtimeDir"`
+}
+
+// EnvVar is one variable of the harness.
+type EnvVar struct {
+	Name string `json:"name"`
+	// From is default, image, agentshim, envFile, envFrom, env or harness.
+	From string `json:"from"`
+	// Value is set for default, image and agentshim only.
+	Value string `json:"value,omitempty"`
+}
+
+// Secret reports whether the value is the caller's and left out of the plan.
+func (v EnvVar) Secret() bool {
+	return v.From != fromDefault && v.From != fromImage && v.From != fromShim
+}
+
+// EtcFile is one generated file.
+type EtcFile struct {
+	// Name is the file's name below /etc.
+	Name    string `json:"name"`
+	Content string `json:"content"`
+}
+
+// HomeFile is one file copied into the home.
+type HomeFile struct {
+	Source string `json:"source"`
+	Target string `json:"target"`
+}
+
+// Limits are the container's bounds. Memory counts swap; 0 means that the limit
+// can't be enforced here (gap rootless-cgroup-limits).
+type Limits struct {
+	MemoryBytes int64   `json:"memoryBytes"`
+	CPUs        float64 `json:"cpus"`
+	PIDs        int64   `json:"pids"`
+	NoFile      uint64  `json:"nofile"`
+	NProc       uint64  `json:"nproc"`
+	Core        uint64  `json:"core"`
+	ShmBytes    int64   `json:"shmBytes"`
+}
+
+// Egress is the network policy of the run.
+type Egress struct {
+	// Mode is deny-all: no interface but loopback.
+	Mode string `json:"mode"`
+}
+
+// Note is one widening or gap.
+type Note struct {
+	Name   string `json:"name"`
+	Detail string `json:"detail"`
+	// NeedsAccept says that the run is refused unless the file accepts Name.
+	NeedsAccept bool `json:"needsAccept"`
+	Accepted    bool `json:"accepted"`
+}
+
+// RunPaths are the names of one run, the only part of the engine's argv and the
+// OCI config that differs between equal runs.
+type RunPaths struct {
+	// ID is the run's id; Dir its folder on the host; Init the host path of agentshim-init.
+	ID, Dir, Init string
+}
+
+// SymbolicPaths stands for a run's names where a plan is only shown.
+var SymbolicPaths = RunPaths{ID: "RUN_ID", Dir: "/RUN_DIR", Init: "/AGENTSHIM_INIT"}
+
+// JSON renders the plan, indented, with a trailing newline.
+func (p Plan) JSON() ([]byte, error) {
+	return indent(p)
+}
+
+// Digest is the SHA-256 of the plan's JSON.
+func (p Plan) Digest() (string, error) {
+	b, err := p.JSON()
+	if err != nil {
+		return "", err
+	}
+	sum := sha256.Sum256(b)
+	return "sha256:" + hex.EncodeToString(sum[:]), nil
+}
+
+func indent(v any) ([]byte, error) {
+	b, err := json.MarshalIndent(v, "", "  ")
+	if err != nil {
+		return nil, fmt.Errorf("plan: %w", err)
+	}
+	return append(b, '\n'), nil
+}
+
+// Refusal is a decision against the run. Reason is one of the documented
+// reasons (shim.Reason), Hint the remedy.
+type Refusal struct {
+	Reason, Message, Hint string
+}
+
+func (r *Refusal) Error() string { return r.Message }
+
+func refuse(reason, hint, format string, args ...any) *Refusal {
+	return &Refusal{Reason: reason, Message: fmt.Sprintf(format, args...), Hint: hint}
+}

@@ -1,0 +1,188 @@
+package spec
+
+import (
+	"fmt"
+	"path"
+	"slices"
+	"strings"
+
+	"github.com/agentshim/agentshim/harness"
+)
+
+// Where a variable comes from.
+const (
+	fromDefault = "default"
+	fromImage   = "image"
+	fromShim    = "agentshim"
+	fromEnvFile = "envFile"
+	fromCaller  = "envFrom"
+	fromEnv     = "env"
+	fromHarness = "harness"
+)
+
+// PromptPlaceholder stands for the prompt in a plan's argv.
+const PromptPlaceholder = "<prompt>"
+
+func (c *compiler) process() error {
+	p := Process{
+		Env: c.env(), Cwd: c.cwd(), PromptMode: c.h.Harness.PromptMode,
+		RuntimeDir: fmt.Sprintf("/run/user/%d", c.plan.Identity.UID),
+	}
+	if len(c.o.Command) > 0 {
+		p.Args, p.PromptMode = slices.Clone(c.o.Command), "command"
+	} else {
+		p.Args = c.h.Harness.Argv(PromptPlaceholder, PromptPath)
+	}
+	c.plan.Process = p
+	return nil
+}
+
+func (c *compiler) cwd() string {
+	switch {
+	case c.h.WorkingDir != "":
+		return path.Clean(c.h.WorkingDir)
+	case c.h.HasWorkspace():
+		return path.Clean(c.h.Workspace.Target)
+	}
+	return Home
+}
+
+// env lists the harness's variables; a later source wins, and the list is sorted
+// by name.
+func (c *compiler) env() []EnvVar {
+	vars := map[string]EnvVar{}
+	set := func(from, name, value string) {
+		vars[name] = EnvVar{Name: name, From: from, Value: value}
+	}
+	set(fromDefault, "PATH", DefaultPath)
+	for _, kv := range c.host.Image.Env {
+		name, value, _ := strings.Cut(kv, "=")
+		if !strings.HasPrefix(name, "LD_") {
+			set(fromImage, name, value)
+		}
+	}
+	for name, value := range ownEnv(c.plan.Identity) {
+		set(fromShim, name, value)
+	}
+	for _, names := range c.o.EnvFiles {
+		for _, name := range names {
+			set(fromEnvFile, name, "")
+		}
+	}
+	for _, name := range c.h.EnvFrom {
+		set(fromCaller, name, "")
+	}
+	for name := range c.h.Env {
+		set(fromEnv, name, "")
+	}
+	for name := range c.h.Harness.Env {
+		set(fromHarness, name, "")
+	}
+	var out []EnvVar
+	for _, name := range sortedKeys(vars) {
+		out = append(out, vars[name])
+	}
+	return out
+}
+
+// ownEnv is what agentshim sets whatever the image or engine says.
+func ownEnv(id Identity) map[string]string {
+	return map[string]string{
+		"HOME": Home, "USER": id.Name, "LOGNAME": id.Name, "SHELL": "/bin/sh",
+		"XDG_RUNTIME_DIR": fmt.Sprintf("/run/user/%d", id.UID),
+		"XDG_CONFIG_HOME": Home + "/.config", "XDG_CACHE_HOME": Home + "/.cache",
+		"XDG_DATA_HOME": Home + "/.local/share", "XDG_STATE_HOME": Home + "/.local/state",
+	}
+}
+
+// etc generates the files the engines would otherwise fill differently, or copy
+// from the host.
+func (c *compiler) etc() error {
+	id := c.plan.Identity
+	c.plan.Etc = []EtcFile{
+		{"group", group(id)},
+		{"hostname", Hostname + "\n"},
+		{"hosts", "127.0.0.1 localhost\n::1 localhost\n127.0.0.1 " + Hostname + "\n"},
+		{"passwd", passwd(id)},
+		// Without a nameserver line, resolvers ask 127.0.0.1, where nothing listens
+		// unless the agent itself does.
+		{"resolv.conf", "options timeout:1 attempts:1\n"},
+	}
+	return nil
+}
+
+const nobody = 65534
+
+func passwd(id Identity) string {
+	var b strings.Builder
+	if id.UID != 0 {
+		b.WriteString("root:x:0:0:root:/root:/sbin/nologin\n")
+	}
+	if id.UID != nobody {
+		fmt.Fprintf(&b, "nobody:x:%d:%d:nobody:/:/sbin/nologin\n", nobody, nobody)
+	}
+	fmt.Fprintf(&b, "%s:x:%d:%d::%s:/bin/sh\n", id.Name, id.UID, id.GID, Home)
+	return b.String()
+}
+
+// group lists the agent's own groups by number where no better name is known.
+func group(id Identity) string {
+	names := map[uint32]string{0: "root", nobody: "nogroup"}
+	if id.GID != 0 && id.GID != nobody {
+		names[id.GID] = "agent"
+	}
+	for _, g := range id.Groups {
+		if names[g] == "" {
+			names[g] = fmt.Sprintf("group%d", g)
+		}
+	}
+	gids := make([]uint32, 0, len(names))
+	for g := range names {
+		gids = append(gids, g)
+	}
+	slices.Sort(gids)
+	var b strings.Builder
+	for _, g := range gids {
+		fmt.Fprintf(&b, "%s:x:%d:\n", names[g], g)
+	}
+	return b.String()
+}
+
+// Values are the caller's secrets and inputs that a plan leaves out.
+type Values struct {
+	// EnvFiles holds each envFiles entry's variables; Caller those of envFrom.
+	EnvFiles []map[string]string
+	Caller   map[string]string
+	Prompt   string
+}
+
+// Launch puts the values into the plan's process: the argv and environment the
+// harness starts with.
+func (p Plan) Launch(h harness.Harness, v Values) (args, env []string) {
+	args = slices.Clone(p.Process.Args)
+	if p.Process.PromptMode == "arg" || p.Process.PromptMode == "flag" {
+		args = h.Harness.Argv(v.Prompt, PromptPath)
+	}
+	for _, e := range p.Process.Env {
+		env = append(env, e.Name+"="+v.value(h, e))
+	}
+	return args, env
+}
+
+func (v Values) value(h harness.Harness, e EnvVar) string {
+	switch e.From {
+	case fromEnvFile:
+		for _, f := range slices.Backward(v.EnvFiles) {
+			if value, ok := f[e.Name]; ok {
+				return value
+			}
+		}
+	case fromCaller:
+		return v.Caller[e.Name]
+	case fromEnv:
+		return h.Env[e.Name]
+	case fromHarness:
+		return h.Harness.Env[e.Name]
+	}
+	return e.Value
+}
