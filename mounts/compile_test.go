@@ -406,6 +406,13 @@ func TestImageVolumesRefused(t *testing.T) {
 	}
 }
 
+func TestImageVolumeBelowImageVolume(t *testing.T) {
+	to := target(false)
+	to.ImageVolumes = []string{"/cache", "/cache/a/b"}
+	_, err := Compile(base(nil), facts(nil), to)
+	wantProblem(t, err, "$image.volumes[1]", ErrRefused)
+}
+
 func TestBindBelowImageVolume(t *testing.T) {
 	to := target(false)
 	to.ImageVolumes = []string{"/cache"}

@@ -15,7 +15,8 @@ var ErrCSV = errors.New("field can't be written as CSV")
 // Podman takes, without a line end. Commas, quotes, blanks, line feeds and lone
 // carriage returns survive. Fields that would not are ErrCSV: empty ones, those
 // with a NUL or CR LF (Go's csv reader turns it into LF inside quotes too), and
-// invalid UTF-8 (both engines replace it on the way through JSON). It knows
+// invalid UTF-8 (both engines replace it on the way through JSON). Tried with
+// Docker 20.10 (client 28.2) and Podman 4.3, as source and as target. It knows
 // nothing of the fields' meaning.
 func CSV(fields ...string) (string, error) {
 	if len(fields) == 0 {

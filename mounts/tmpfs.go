@@ -76,6 +76,7 @@ func imageVolumes(t Target, asked []bind, fixed []Mount) ([]Mount, problems) {
 			continue
 		}
 		if p := depthProblem(at, v, slices.Concat(fixed, out)); p != nil {
+			p.Remedy = withoutVolume
 			ps.add(p)
 			continue
 		}
@@ -89,32 +90,33 @@ func taken(volume string, asked []bind, fixed []Mount) bool {
 		slices.ContainsFunc(fixed, func(m Mount) bool { return m.Target == volume })
 }
 
+const withoutVolume = "build the image without this VOLUME, or use Podman, which ignores it"
+
 func volumeProblem(at, v string, asked []bind, t Target) *Problem {
-	const rebuild = "build the image without this VOLUME, or use Podman, which ignores it"
 	switch {
 	case !path.IsAbs(v) || path.Clean(v) != v:
-		return refuse(at, v, "the image's VOLUME is not an absolute clean path", rebuild)
+		return refuse(at, v, "the image's VOLUME is not an absolute clean path", withoutVolume)
 	case unportable(v) != "":
-		return refuse(at, v, "the image's VOLUME can't be passed on: "+unportable(v), rebuild)
+		return refuse(at, v, "the image's VOLUME can't be passed on: "+unportable(v), withoutVolume)
 	case !plainVolume(v):
-		return refuse(at, v, "the image's VOLUME holds a colon, a comma or a control character, which --tmpfs can't carry", rebuild)
+		return refuse(at, v, "the image's VOLUME holds a colon, a comma or a control character, which --tmpfs can't carry", withoutVolume)
 	case slices.Contains(volumeExact, v):
-		return refuse(at, v, "the image's VOLUME covers a system folder", rebuild)
+		return refuse(at, v, "the image's VOLUME covers a system folder", withoutVolume)
 	}
 	for _, dir := range volumeBelow {
 		if atOrBelow(v, dir) {
-			return refuse(at, v, "the image's VOLUME lies in the system folder "+dir, rebuild)
+			return refuse(at, v, "the image's VOLUME lies in the system folder "+dir, withoutVolume)
 		}
 	}
 	for _, r := range slices.Concat(reservedTargets, t.Reserved) {
 		if atOrBelow(v, r) || below(r, v) {
-			return refuse(at, v, "the image's VOLUME collides with "+r+", which agentshim or the engine provides", rebuild)
+			return refuse(at, v, "the image's VOLUME collides with "+r+", which agentshim or the engine provides", withoutVolume)
 		}
 	}
 	for _, b := range asked {
 		if b.targetErr == nil && below(v, b.target) {
 			return refuse(at, v, "the image's VOLUME lies inside "+b.target+", the target of "+b.json+", and the engine would create it in the source",
-				"choose another target, or "+rebuild)
+				"choose another target, or "+withoutVolume)
 		}
 	}
 	return nil
