@@ -1,6 +1,7 @@
 package shim
 
 import (
+	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -16,7 +17,6 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
-	"sync"
 	"syscall"
 	"time"
 
@@ -88,7 +88,7 @@ func probeDocker(ctx context.Context, o ProbeOptions) (Adapter, error) {
 	answers := make(chan dockerAnswer, 1)
 	probeCtx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	go func() { answers <- askDocker(probeCtx, socket) }()
+	go func() { answers <- askDocker(probeCtx, o, socket) }()
 	kind, err := clientKind(ctx, o, client)
 	if err != nil {
 		return nil, err
@@ -258,9 +258,6 @@ func withoutSecrets(host string) string {
 type dockerAPI struct {
 	socket string
 	client *http.Client
-
-	mu   sync.Mutex
-	peer *unix.Ucred // of the first connection
 }
 
 const (
@@ -288,21 +285,24 @@ func newDockerAPI(socket string) *dockerAPI {
 }
 
 func (a *dockerAPI) dial(ctx context.Context, _, _ string) (net.Conn, error) {
-	conn, err := (&net.Dialer{}).DialContext(ctx, "unix", a.socket)
+	return (&net.Dialer{}).DialContext(ctx, "unix", a.socket)
+}
+
+// peer connects once, sends nothing, and gives who listens.
+func (a *dockerAPI) peer(ctx context.Context) (*unix.Ucred, error) {
+	// connect(2) waits while the daemon's backlog is full.
+	dialCtx, cancel := context.WithTimeout(ctx, apiTimeout)
+	defer cancel()
+	conn, err := a.dial(dialCtx, "", "")
 	if err != nil {
-		return nil, err
+		return nil, a.transportError(ctx, err)
 	}
-	peer, err := peerOf(conn.(*net.UnixConn))
+	defer conn.Close()
+	cred, err := peerOf(conn.(*net.UnixConn))
 	if err != nil {
-		conn.Close()
-		return nil, fmt.Errorf("peer of %q: %w", a.socket, err)
+		return nil, &Error{Reason: ReasonEngineFailed, Msg: fmt.Sprintf("who listens on %q", a.socket), Err: err}
 	}
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if a.peer == nil {
-		a.peer = peer
-	}
-	return conn, nil
+	return cred, nil
 }
 
 // peerOf is who called listen(2) on the other end; its pid is 0 where that process is
@@ -426,34 +426,94 @@ type dockerAnswer struct {
 	api     *dockerAPI
 	version dockerVersion
 	info    dockerInfo
+	peer    *unix.Ucred
+	daemon  int // dockerd's pid where it is known, else 0
 	err     error
 }
 
-// askDocker reads both answers at once.
-func askDocker(ctx context.Context, socket string) dockerAnswer {
-	answer := dockerAnswer{api: newDockerAPI(socket)}
+// dockerFacts is what is cached of an answer.
+type dockerFacts struct {
+	Version dockerVersion `json:"version"`
+	Info    dockerInfo    `json:"info"`
+}
+
+// askDocker connects, and takes the daemon's last answers where it is the same
+// process with the same configuration: each of the two requests makes the daemon run
+// its helpers' --version, which costs 10 to 30 ms.
+func askDocker(ctx context.Context, o ProbeOptions, socket string) dockerAnswer {
+	a := dockerAnswer{api: newDockerAPI(socket)}
+	if a.peer, a.err = a.api.peer(ctx); a.err != nil {
+		return a
+	}
+	a.daemon = daemonPID(o, int(a.peer.Pid))
+	store, key := openCache(o.CacheDir), dockerKey(o, socket, a.daemon)
+	var facts dockerFacts
+	if key != "" && store.get("docker", key, &facts) {
+		a.version, a.info = facts.Version, facts.Info
+		return a
+	}
+	a.err = a.ask(ctx)
+	if a.err == nil && key != "" {
+		store.put("docker", key, dockerFacts{a.version, a.info})
+	}
+	return a
+}
+
+// ask reads both answers at once.
+func (a *dockerAnswer) ask(ctx context.Context) error {
 	var infoErr error
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		infoErr = answer.api.get(ctx, "/info", &answer.info)
+		infoErr = a.api.get(ctx, "/info", &a.info)
 	}()
-	answer.err = answer.api.get(ctx, "/version", &answer.version)
+	err := a.api.get(ctx, "/version", &a.version)
 	<-done
-	if answer.err == nil {
-		if _, ok := answer.version.component("Podman Engine"); ok {
-			answer.err = &Error{
-				Reason: ReasonEngineMismatch, Msg: fmt.Sprintf("Podman answers on docker's socket %q", socket),
+	if err == nil {
+		if _, ok := a.version.component("Podman Engine"); ok {
+			return &Error{
+				Reason: ReasonEngineMismatch, Msg: fmt.Sprintf("Podman answers on docker's socket %q", a.api.socket),
 				Hint: "use `--engine podman`",
 			}
-			return answer
 		}
-		answer.err = infoErr
+		err = infoErr
 	}
-	if errors.Is(answer.err, errNotFound) {
-		answer.err = &Error{Reason: ReasonEngineMismatch, Msg: fmt.Sprintf("what answers on %q is not docker's daemon", socket), Hint: hintDockerLocal, Err: answer.err}
+	if errors.Is(err, errNotFound) {
+		return &Error{Reason: ReasonEngineMismatch, Msg: fmt.Sprintf("what answers on %q is not docker's daemon", a.api.socket), Hint: hintDockerLocal, Err: err}
 	}
-	return answer
+	return err
+}
+
+// dockerKey names one start of the daemon and the configuration that it may have
+// reloaded since; empty where the daemon's process is not known.
+func dockerKey(o ProbeOptions, socket string, daemon int) string {
+	if daemon == 0 {
+		return ""
+	}
+	start, ok := startTime(o, daemon)
+	boot, err := os.ReadFile(o.path("/proc/sys/kernel/random/boot_id"))
+	if !ok || err != nil {
+		return ""
+	}
+	parts := []string{"docker 1", identity(o.path(socket)), strconv.Itoa(daemon), start, string(boot), identity(o.path("/etc/docker/daemon.json"))}
+	if runc, ok := findProgram(o, filepath.SplitList(systemPath), "runc"); ok {
+		parts = append(parts, identity(o.path(runc)))
+	}
+	return cacheKey(parts)
+}
+
+// startTime is field 22 of proc_pid_stat(5), which with the pid names one process of this boot.
+func startTime(o ProbeOptions, pid int) (string, bool) {
+	data, err := os.ReadFile(o.path(fmt.Sprintf("/proc/%d/stat", pid)))
+	if err != nil {
+		return "", false
+	}
+	// The second field, the name, may hold blanks and brackets.
+	fields := strings.Fields(string(data[bytes.LastIndexByte(data, ')')+1:]))
+	if len(fields) < 20 {
+		return "", false
+	}
+	return fields[19], true
 }
 
 // newDocker judges the answers and turns them into facts.
@@ -491,7 +551,7 @@ func newDocker(o ProbeOptions, client string, a dockerAnswer) (*docker, error) {
 			Notes: runtimeNotes(info.DefaultRuntime, runtimeVersion),
 		},
 	}
-	d.nofile, d.nproc, err = daemonLimits(o, int(a.api.peer.Pid))
+	d.nofile, d.nproc, err = daemonLimits(o, a.daemon)
 	return d, err
 }
 
@@ -512,7 +572,7 @@ func checkLocal(a dockerAnswer, kernel string) error {
 		return &Error{Reason: ReasonEngineRemote, Msg: fmt.Sprintf("docker on %q %s", a.api.socket, why), Hint: hintDockerLocal}
 	}
 	switch {
-	case a.api.peer == nil || a.api.peer.Pid == 0:
+	case a.peer.Pid == 0:
 		return &Error{
 			Reason: ReasonEngineRemote,
 			Msg:    fmt.Sprintf("docker on %q runs outside the container that agentshim runs in: its paths are not the paths seen here", a.api.socket),
@@ -558,12 +618,10 @@ func dockerPullEnv(o ProbeOptions) []string {
 	return append(env, passed(o, proxyAndCA...)...)
 }
 
-// daemonLimits reads the hard limits of the daemon that listens, which its containers
-// inherit. With socket activation the listener is systemd; then the daemon's pid file
-// tells. Where neither is dockerd the caller's own limits stand in: they may be lower
-// than what the daemon could give, or higher, in which case the engine reports it.
-func daemonLimits(o ProbeOptions, pid int) (nofile, nproc uint64, err error) {
-	pids := []int{pid}
+// daemonPID finds dockerd's process. With socket activation the listener is systemd;
+// then the daemon's pid file tells. 0 where neither is a dockerd.
+func daemonPID(o ProbeOptions, listener int) int {
+	pids := []int{listener}
 	for _, file := range []string{"/var/run/docker.pid", filepath.Join("/", o.Getenv("XDG_RUNTIME_DIR"), "docker.pid")} {
 		if data, err := os.ReadFile(o.path(file)); err == nil {
 			if n, err := strconv.Atoi(strings.TrimSpace(string(data))); err == nil {
@@ -572,15 +630,18 @@ func daemonLimits(o ProbeOptions, pid int) (nofile, nproc uint64, err error) {
 		}
 	}
 	for _, pid := range pids {
-		dir := o.path(fmt.Sprintf("/proc/%d", pid))
-		comm, err := os.ReadFile(filepath.Join(dir, "comm"))
-		if err != nil || strings.TrimSpace(string(comm)) != "dockerd" {
-			continue
+		if pid > 0 && fileIs(o.path(fmt.Sprintf("/proc/%d/comm", pid)), "dockerd") {
+			return pid
 		}
-		data, err := os.ReadFile(filepath.Join(dir, "limits"))
-		if err != nil {
-			continue
-		}
+	}
+	return 0
+}
+
+// daemonLimits reads the daemon's hard limits, which its containers inherit. Where the
+// daemon's process is not known the caller's own stand in: they may be lower than what
+// the daemon could give, or higher, in which case the engine reports it.
+func daemonLimits(o ProbeOptions, daemon int) (nofile, nproc uint64, err error) {
+	if data, err := os.ReadFile(o.path(fmt.Sprintf("/proc/%d/limits", daemon))); daemon > 0 && err == nil {
 		nofile, okFile := hardLimit(string(data), "Max open files")
 		nproc, okProc := hardLimit(string(data), "Max processes")
 		if okFile && okProc {

@@ -2,7 +2,6 @@ package shim
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -194,17 +193,16 @@ func neither(docker, podman error) error {
 	}
 	return &Error{
 		Reason: reason,
-		Msg:    fmt.Sprintf("no engine can be used: docker: %v; podman: %v", docker, podman),
+		Msg:    "no engine can be used",
 		Hint:   strings.Join(hints, "; or "),
 		Err:    bothCauses{docker, podman},
 	}
 }
 
-// bothCauses keeps two chains for errors.Is without a text of its own: the message
-// above it already names both.
+// bothCauses is Docker's error and Podman's, on one line.
 type bothCauses [2]error
 
-func (b bothCauses) Error() string   { return errors.Join(b[0], b[1]).Error() }
+func (b bothCauses) Error() string   { return fmt.Sprintf("docker: %v; podman: %v", b[0], b[1]) }
 func (b bothCauses) Unwrap() []error { return b[:] }
 
 // lookPath finds a program in the caller's PATH. Relative entries are skipped: what
