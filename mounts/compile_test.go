@@ -266,7 +266,7 @@ func TestRefusedTargets(t *testing.T) {
 	for _, to := range []string{
 		"/", "/..", "/a/..", "/proc", "/proc/self", "/a/../proc", "/sys", "/sys/fs/cgroup", "/dev", "/dev/shm", "/dev/shm/x", "/dev/null",
 		"/run", "/tmp", "/tmp/", "/home/agent", "~/", "~/.", "/home", "/etc", "/etc/hosts", "/etc/passwd/x", "/run/secrets", "/run/secrets/x", "/.dockerenv",
-		"/.agentshim", "/.agentshim/init", "/.agentshim/init/x",
+		"/.agentshim", "/.agentshim/init", "/.agentshim/init/x", harness.InitPath,
 		"/workspace", "/x/../workspace/", ".", "", "~", "~root/x", "../x", "~/../x",
 		"/home/agent/a/b", "~/.config/tool", "/tmp/a/b", "/run/a/b",
 		"/a\nb", "/a\x1bb", "/a\xff", "/a\x7f",
@@ -389,7 +389,7 @@ func TestImageVolumesRefused(t *testing.T) {
 	for _, v := range []string{
 		"/", "/etc", "/etc/x", "/usr", "/usr/share/x", "/bin", "/lib64", "/proc", "/proc/x", "/sys", "/dev", "/boot", "/root", "/home", "/var",
 		"relative", "", "/a/", "/a/../b", "//a", "/a:b", "/a,b", "/a\nb", "/a\xff",
-		"/workspace/node_modules", "/home/agent/a/b", "/tmp/a/b", "/.agentshim", "/.agentshim/init",
+		"/workspace/node_modules", "/home/agent/a/b", "/tmp/a/b", "/.agentshim", "/.agentshim/init", harness.InitPath,
 	} {
 		t.Run(v, func(t *testing.T) {
 			to := target(false)

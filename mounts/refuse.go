@@ -5,6 +5,8 @@ import (
 	"path"
 	"slices"
 	"strings"
+
+	"github.com/agentshim/agentshim/harness"
 )
 
 var (
@@ -21,10 +23,11 @@ var (
 
 	// kernelTargets may not be targets, nor anything below them.
 	kernelTargets = []string{"/proc", "/sys", "/dev"}
-	// reservedTargets are files and folders that engines mount or make themselves.
+	// reservedTargets are files and folders that agentshim or the engines mount or
+	// make themselves.
 	reservedTargets = []string{
 		"/etc/hosts", "/etc/resolv.conf", "/etc/hostname", "/etc/passwd", "/etc/group",
-		"/.dockerenv", "/run/.containerenv", "/run/secrets",
+		harness.InitPath, "/.dockerenv", "/run/.containerenv", "/run/secrets",
 	}
 	// volumeExact and volumeBelow are folders of the image that no VOLUME may hide.
 	volumeExact = []string{"/", "/home", "/root", "/var"}
