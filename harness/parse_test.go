@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -205,6 +206,7 @@ func TestRefused(t *testing.T) {
 		{"other system", with(`"platform":"windows/amd64"`), "$.platform"},
 		{"userns", with(`"userns":"host"`), "$.userns"},
 		{"terminal", with(`"terminal":"always"`), "$.terminal"},
+		{"too many mounts", with(`"mounts":[` + strings.Repeat(`{"source":"a","target":"/a"},`, 256) + `{"source":"a","target":"/a"}]`), "$.mounts"},
 		// Identity.
 		{"U09 no uid", with(`"user":":1234"`), "$.user"},
 		{"U09 no gid", with(`"user":"1234:"`), "$.user"},
@@ -556,6 +558,33 @@ func TestLongValuesAreCut(t *testing.T) {
 		if len(p.Error()) > 300 {
 			t.Errorf("%d bytes: %.100s", len(p.Error()), p)
 		}
+	}
+}
+
+// A file that is wrong everywhere costs no more than a bounded time and text.
+func TestManyProblems(t *testing.T) {
+	var many, env strings.Builder
+	for i := range 60_000 {
+		fmt.Fprintf(&many, `,"%d":1`, i)
+		fmt.Fprintf(&env, `"%d":1,`, i)
+	}
+	for name, text := range map[string]string{
+		"unknown keys": with(many.String()[1:]),
+		"variables":    with(`"env":{` + env.String() + `"A":"b"}`),
+		"labels":       with(`"labels":{` + env.String() + `"A":"b"}`),
+		"accept":       with(`"accept":[` + strings.Repeat(`"x",`, 100_000) + `"x"]`),
+		"home files":   with(`"home":{"files":[` + strings.Repeat(`{"source":"a","target":"b"},`, 30_000) + `{}]}`),
+	} {
+		t.Run(name, func(t *testing.T) {
+			start := time.Now()
+			_, err := parse(text)
+			if !errors.Is(err, harness.ErrInvalid) || len(err.Error()) > 100_000 {
+				t.Errorf("%.200v", err)
+			}
+			if spent := time.Since(start); spent > 10*time.Second {
+				t.Errorf("took %v", spent)
+			}
+		})
 	}
 }
 

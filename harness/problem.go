@@ -20,6 +20,9 @@ var ErrNotBuilt = errors.New("not built yet")
 // shownLength bounds the text of a value or key in an error.
 const shownLength = 60
 
+// maxProblems bounds the work on a file that is wrong everywhere.
+const maxProblems = 200
+
 // Problem is one thing wrong with the harness file. It holds no environment
 // value, prompt, option or credential of the file; names and paths it does hold.
 type Problem struct {
@@ -62,13 +65,21 @@ type problems struct {
 	list []*Problem
 	// offsets holds the place of every value of the file by path.
 	offsets map[string]int64
+	// more counts what was found after maxProblems.
+	more int
 }
 
 func (p *problems) add(path string, value any, message, remedy string) *Problem {
+	if p.full() {
+		p.more++
+		return &Problem{}
+	}
 	one := &Problem{Path: path, Value: shown(path, value), Message: message, Remedy: remedy}
 	p.list = append(p.list, one)
 	return one
 }
+
+func (p *problems) full() bool { return len(p.list) == maxProblems }
 
 // covers says whether path, or something it lies in, is known to be wrong.
 func (p *problems) covers(path string) bool {
@@ -94,6 +105,9 @@ func (p *problems) err() error {
 	errs := make([]error, len(p.list))
 	for i, one := range p.list {
 		errs[i] = one
+	}
+	if p.more > 0 {
+		errs = append(errs, &Problem{Path: "$", Message: fmt.Sprintf("%d more problems", p.more)})
 	}
 	return errors.Join(errs...)
 }
@@ -205,7 +219,10 @@ func distance(a, b string) int {
 }
 
 // didYouMean is a remedy naming the nearest candidate, "" if none is near.
-func didYouMean(got string, candidates []string) string {
+func (p *problems) didYouMean(got string, candidates []string) string {
+	if p.full() {
+		return ""
+	}
 	if best := nearest(got, candidates); best != "" {
 		return fmt.Sprintf("did you mean %q?", best)
 	}

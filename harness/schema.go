@@ -39,6 +39,7 @@ type node struct {
 	AdditionalProperties *additional      `json:"additionalProperties"`
 	PropertyNames        *node            `json:"propertyNames"`
 	Items                *node            `json:"items"`
+	MaxItems             *int             `json:"maxItems"`
 	UniqueItems          bool             `json:"uniqueItems"`
 	Enum                 []any            `json:"enum"`
 	Minimum              *float64         `json:"minimum"`
@@ -52,6 +53,15 @@ type node struct {
 	Title       string `json:"title"`
 	Description string `json:"description"`
 	Default     any    `json:"default"`
+
+	compile sync.Once
+	pattern *regexp.Regexp
+}
+
+// matches says whether text has the node's pattern.
+func (n *node) matches(text string) bool {
+	n.compile.Do(func() { n.pattern = regexp.MustCompile(n.Pattern) })
+	return n.pattern.MatchString(text)
 }
 
 // additional is false, or the schema of members that have no property.
@@ -113,13 +123,17 @@ func (s shapes) check(path string, value any, n *node) any {
 	case map[string]any:
 		s.object(path, v, n)
 	case []any:
+		if n.MaxItems != nil && len(v) > *n.MaxItems {
+			s.add(path, nil, fmt.Sprintf("must have at most %d entries, not %d", *n.MaxItems, len(v)), "")
+			return nil
+		}
 		s.list(path, v, n)
 	default:
-		if message, remedy := scalarFault(value, n); message != "" {
+		if message, remedy := s.scalarFault(value, n); message != "" {
 			s.add(path, value, message, remedy)
 			return nil
 		}
-		if text, ok := value.(string); ok && n.Pattern != "" && !regexp.MustCompile(n.Pattern).MatchString(text) {
+		if text, ok := value.(string); ok && !n.matches(text) {
 			s.add(path, value, "not of the form "+n.Pattern, "").weak = true
 		}
 	}
@@ -155,9 +169,9 @@ func (s shapes) object(path string, fields map[string]any, n *node) {
 			s.add(at, nil, "needed and not given", "")
 		}
 	}
-	for name, value := range fields {
+	for _, name := range slices.Sorted(maps.Keys(fields)) {
 		at := member(path, name)
-		if n.PropertyNames != nil && !regexp.MustCompile(n.PropertyNames.Pattern).MatchString(name) {
+		if n.PropertyNames != nil && !n.PropertyNames.matches(name) {
 			s.add(at, nil, "not a name of the form "+n.PropertyNames.Pattern, "").weak = true
 		}
 		schema := n.Properties[name]
@@ -165,11 +179,11 @@ func (s shapes) object(path string, fields map[string]any, n *node) {
 			schema = n.AdditionalProperties.schema
 		}
 		if schema == nil {
-			s.add(at, nil, "unknown key", didYouMean(name, slices.Sorted(maps.Keys(n.Properties))))
+			s.add(at, nil, "unknown key", s.didYouMean(name, slices.Sorted(maps.Keys(n.Properties))))
 			delete(fields, name)
 			continue
 		}
-		fields[name] = s.check(at, value, schema)
+		fields[name] = s.check(at, fields[name], schema)
 	}
 }
 
@@ -191,14 +205,14 @@ func (s shapes) list(path string, items []any, n *node) {
 }
 
 // scalarFault is what is wrong with a value of the right type, but for its pattern.
-func scalarFault(value any, n *node) (message, remedy string) {
+func (s shapes) scalarFault(value any, n *node) (message, remedy string) {
 	if len(n.Enum) > 0 && !inEnum(value, n.Enum) {
 		names := make([]string, len(n.Enum))
 		for i, one := range n.Enum {
 			names[i] = fmt.Sprint(one)
 		}
 		got, _ := value.(string)
-		return "must be " + orList(names), didYouMean(got, names)
+		return "must be " + orList(names), s.didYouMean(got, names)
 	}
 	switch v := value.(type) {
 	case string:

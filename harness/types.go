@@ -43,7 +43,7 @@ type Harness struct {
 	// Workspace is the folder the agent works on. Default: none.
 	Workspace *Workspace `json:"workspace,omitempty"`
 	// Mounts are further host folders and files.
-	Mounts []Mount `json:"mounts,omitempty"`
+	Mounts []Mount `json:"mounts,omitempty" jsonschema:"maxItems=256"`
 	// Caches are named engine volumes that outlive a run.
 	Caches []Cache `json:"caches,omitempty"`
 	// Home is the agent's private home, a tmpfs on /home/agent.
@@ -176,7 +176,7 @@ type Home struct {
 	// NoExec forbids running programs from it.
 	NoExec bool `json:"noexec,omitempty"`
 	// Files are copied in at launch, mode 0600.
-	Files []HomeFile `json:"files,omitempty"`
+	Files []HomeFile `json:"files,omitempty" jsonschema:"maxItems=256"`
 }
 
 // HomeFile is one host file copied into the home.

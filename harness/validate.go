@@ -67,7 +67,7 @@ var (
 // and run ":1234" as uid 0, hence the narrow form.
 func (c *checker) identity() {
 	if !slices.Contains([]string{"auto", "docker", "podman"}, c.h.Engine) {
-		c.fault("$.engine", c.h.Engine, "must be auto, docker or podman", didYouMean(c.h.Engine, []string{"auto", "docker", "podman"}))
+		c.fault("$.engine", c.h.Engine, "must be auto, docker or podman", c.didYouMean(c.h.Engine, []string{"auto", "docker", "podman"}))
 	}
 	if c.h.Name != "" && !nameForm.MatchString(c.h.Name) {
 		c.fault("$.name", c.h.Name, "must be at most 63 letters, digits, dots, dashes and underscores, a letter or digit first", "")
@@ -144,7 +144,7 @@ func (c *checker) command() {
 	for _, name := range slices.Sorted(maps.Keys(cmd.OptionFlags)) {
 		at := member("$.harness.optionFlags", name)
 		if _, used := cmd.Options[name]; !used && !c.covers("$.harness.options") {
-			c.fault(at, nil, "names an option that is not given", didYouMean(name, slices.Sorted(maps.Keys(cmd.Options))))
+			c.fault(at, nil, "names an option that is not given", c.didYouMean(name, slices.Sorted(maps.Keys(cmd.Options))))
 		}
 		if flag := cmd.OptionFlags[name]; !flagForm.MatchString(flag) {
 			c.fault(at, flag, "not a flag", `write it as "--name" or "-n"`)
@@ -478,9 +478,9 @@ func (c *checker) accepted() {
 	for i, name := range c.h.Accept {
 		kind, rest, _ := strings.Cut(name, ":")
 		if strings.HasSuffix(name, ":") || !slices.Contains(acceptNames, name) && !acceptForm.MatchString(name) {
-			remedy := didYouMean(name, acceptNames)
+			remedy := c.didYouMean(name, acceptNames)
 			if rest != "" {
-				remedy = didYouMean(kind+":", acceptNames)
+				remedy = c.didYouMean(kind+":", acceptNames)
 			}
 			c.fault(element("$.accept", i), name, "no gap or widening has this name", remedy)
 		}
