@@ -334,8 +334,25 @@ func newPodman(ctx context.Context, o ProbeOptions, client string, info podmanIn
 		return nil, err
 	}
 	p.engine.Notes = runtimeNotes(p.engine.Runtime, p.engine.RuntimeVersion)
-	p.nofile, p.nproc, err = ownHardLimits()
+	if p.nofile, p.nproc, err = ownHardLimits(); err != nil {
+		return nil, err
+	}
+	p.nproc, err = podmanNProc(o, p.nproc)
 	return p, err
+}
+
+// podmanNProc: Podman lowers its own hard limit to kernel.pid_max before it starts
+// a container, and can't raise it again (Podman 4.3).
+func podmanNProc(o ProbeOptions, hard uint64) (uint64, error) {
+	b, err := os.ReadFile(o.path("/proc/sys/kernel/pid_max"))
+	if err != nil {
+		return 0, &Error{Reason: ReasonInternal, Err: err}
+	}
+	n, err := strconv.ParseUint(strings.TrimSpace(string(b)), 10, 64)
+	if err != nil {
+		return 0, &Error{Reason: ReasonInternal, Err: err}
+	}
+	return min(hard, n), nil
 }
 
 func podmanDirs(info podmanInfo) []string {

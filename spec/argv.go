@@ -2,6 +2,7 @@ package spec
 
 import (
 	"fmt"
+	"math"
 	"path"
 	"strconv"
 	"strings"
@@ -108,7 +109,11 @@ func (a *argv) limits() {
 }
 
 func (a *argv) ulimit(name string, n uint64) {
-	a.flag("ulimit", fmt.Sprintf("%s=%d:%d", name, n, n))
+	text := strconv.FormatUint(n, 10)
+	if n == math.MaxUint64 {
+		text = "-1" // unlimited
+	}
+	a.flag("ulimit", name+"="+text+":"+text)
 }
 
 // environment keeps the image's variables from init: a Go program obeys some of

@@ -210,19 +210,20 @@ var (
 func probeNetwork() wire.Probed {
 	start := time.Now()
 	p := wire.Probed{
-		UDP4:  attempt(unix.AF_INET, unix.SOCK_DGRAM, probe4),
-		UDP6:  attempt(unix.AF_INET6, unix.SOCK_DGRAM, probe6),
-		TCP4:  attempt(unix.AF_INET, unix.SOCK_STREAM, probe4),
-		TCP6:  attempt(unix.AF_INET6, unix.SOCK_STREAM, probe6),
-		VSock: attempt(unix.AF_VSOCK, unix.SOCK_STREAM, nil),
+		UDP4:  attempt(unix.AF_INET, unix.SOCK_DGRAM, 0, probe4),
+		UDP6:  attempt(unix.AF_INET6, unix.SOCK_DGRAM, 0, probe6),
+		TCP4:  attempt(unix.AF_INET, unix.SOCK_STREAM, 0, probe4),
+		TCP6:  attempt(unix.AF_INET6, unix.SOCK_STREAM, 0, probe6),
+		VSock: attempt(unix.AF_VSOCK, unix.SOCK_STREAM, 0, nil),
+		Ping:  attempt(unix.AF_INET, unix.SOCK_DGRAM, unix.IPPROTO_ICMP, nil),
 	}
 	p.Micros = time.Since(start).Microseconds()
 	return p
 }
 
 // attempt opens a socket, connects it and, for datagrams, sends one byte.
-func attempt(family, kind int, to unix.Sockaddr) string {
-	fd, err := unix.Socket(family, kind|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+func attempt(family, kind, protocol int, to unix.Sockaddr) string {
+	fd, err := unix.Socket(family, kind|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, protocol)
 	if err != nil {
 		return errnoName(err)
 	}

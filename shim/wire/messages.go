@@ -98,6 +98,8 @@ type Probed struct {
 	TCP4  string `json:"tcp4"`
 	TCP6  string `json:"tcp6"`
 	VSock string `json:"vsock"`
+	// Ping is an unprivileged ICMP socket: icmp(7).
+	Ping string `json:"ping"`
 	// Micros is the time all attempts took together, in microseconds.
 	Micros int64 `json:"micros"`
 }
