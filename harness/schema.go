@@ -116,7 +116,7 @@ func (s shapes) check(path string, value any, n *node) any {
 			s.add(path, value, "must be a whole number, written plainly", "")
 			return nil
 		}
-		s.add(path, value, fmt.Sprintf("must be %s, not %s", orList(wanted), got), "")
+		s.add(path, nil, fmt.Sprintf("must be %s, not %s", orList(wanted), got), "")
 		return nil
 	}
 	switch v := value.(type) {
