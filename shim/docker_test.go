@@ -95,6 +95,7 @@ func fakeHost(t *testing.T, programs ...string) string {
 	t.Helper()
 	root := t.TempDir()
 	writeFile(t, root, "/proc/self/mountinfo", "30 1 0:26 / /sys/fs/cgroup rw shared:9 - cgroup2 cgroup2 rw\n", 0o444)
+	writeFile(t, root, "/proc/sys/kernel/pid_max", "77\n", 0o444)
 	for _, p := range programs {
 		writeFile(t, root, "/usr/bin/"+p, "#!", 0o755)
 	}

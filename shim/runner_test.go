@@ -115,7 +115,11 @@ func TestRunEndsTheGroupWithItsContext(t *testing.T) {
 	if took := time.Since(start); took > stopGrace {
 		t.Errorf("took %v", took)
 	}
-	<-func() chan struct{} { c := make(chan struct{}); go func() { io.Copy(io.Discard, r); close(c) }(); return c }()
+	<-func() chan struct{} {
+		c := make(chan struct{})
+		go func() { io.Copy(io.Discard, r); close(c) }()
+		return c
+	}()
 }
 
 func TestStart(t *testing.T) {
