@@ -32,7 +32,6 @@ const (
 // theirs on.
 const (
 	LabelRun  = "agentshim.run"
-	LabelUser = "agentshim.uid"
 	LabelName = "agentshim.name"
 )
 
