@@ -283,7 +283,7 @@ func (c *compiler) seccomp() error {
 	if err != nil {
 		return err
 	}
-	c.plan.Seccomp, c.plan.SeccompDigest = policy, policy.Digest()
+	c.plan.Seccomp, c.plan.SeccompDigest = policy, "sha256:"+policy.Digest()
 	return nil
 }
 
