@@ -1,0 +1,338 @@
+// Command bench measures agentshim against the bare engine: interleaved pairs on
+// the same image with the same flags, on every set-up of this machine. It prints
+// medians and ratios and judges nothing; run it on a quiet machine.
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"os/user"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/agentshim/agentshim/shim"
+)
+
+var (
+	pairs = flag.Int("pairs", 15, "interleaved pairs per set-up")
+	only  = flag.String("only", "", "set-ups whose name contains this")
+)
+
+type setup struct{ name, engine, account string }
+
+var setups = []setup{
+	{"docker-root", "docker", "root"},
+	{"docker-group", "docker", "agentshim-docker"},
+	{"podman-root", "podman", "root"},
+	{"podman-rootless", "podman", "agentshim-rootless"},
+}
+
+func main() {
+	flag.Parse()
+	for _, s := range setups {
+		if !strings.Contains(s.name, *only) {
+			continue
+		}
+		b, err := newBench(s)
+		if err == nil {
+			err = b.run()
+		}
+		b.close()
+		if err != nil {
+			fmt.Fprintf(os.Stderr, "bench: %s: %v\n", s.name, err)
+			os.Exit(1)
+		}
+	}
+}
+
+// bench is one set-up's folder, harness file and bare command.
+type bench struct {
+	setup
+	user      *user.User
+	dir       string
+	agentshim string
+	bare      []string
+	shimRSS   int
+	initRSS   int
+}
+
+func newBench(s setup) (*bench, error) {
+	b := &bench{setup: s}
+	var err error
+	if b.user, err = user.Lookup(s.account); err != nil {
+		return b, fmt.Errorf("%w (integration/setup.sh all)", err)
+	}
+	if b.dir, err = os.MkdirTemp("/var/tmp", "agentshim-bench-"); err != nil {
+		return b, err
+	}
+	b.agentshim = filepath.Join(b.dir, "agentshim.bin")
+	if err := errors.Join(
+		exec.Command("cp", "bin/agentshim", b.agentshim).Run(),
+		os.Chmod(b.dir, 0o755),
+		b.writeSpec(),
+		exec.Command("chown", "-R", s.account, b.dir).Run(),
+	); err != nil {
+		return b, err
+	}
+	return b, b.capture()
+}
+
+func (b *bench) close() {
+	if b.dir != "" {
+		os.RemoveAll(b.dir)
+	}
+}
+
+func (b *bench) writeSpec() error {
+	text := fmt.Sprintf(`{"version":1,"image":"agentshim/hello:test","pull":"never","engine":%q,"user":"24199:24199",
+		"harness":{"binary":"true"},"accept":["rootless-cgroup-limits"]}`, b.engine)
+	return os.WriteFile(filepath.Join(b.dir, "harness.json"), []byte(text), 0o644)
+}
+
+// command runs a program as the set-up's user.
+func (b *bench) command(argv ...string) *exec.Cmd {
+	cmd := exec.Command(argv[0], argv[1:]...)
+	cmd.Dir = "/"
+	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + b.user.HomeDir, "XDG_STATE_HOME=" + b.dir}
+	if b.account == "root" {
+		return cmd
+	}
+	ids, _ := b.user.GroupIds()
+	c := &syscall.Credential{Uid: number(b.user.Uid), Gid: number(b.user.Gid)}
+	for _, id := range ids {
+		c.Groups = append(c.Groups, number(id))
+	}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: c}
+	return cmd
+}
+
+func number(s string) uint32 {
+	n, err := strconv.ParseUint(s, 10, 32)
+	if err != nil {
+		panic(err)
+	}
+	return uint32(n)
+}
+
+func (b *bench) exec(words ...string) []string {
+	return append([]string{
+		b.agentshim, "exec", "--quiet", "--spec", filepath.Join(b.dir, "harness.json"),
+		"--result", filepath.Join(b.dir, "result.json"), "--command", "--",
+	}, words...)
+}
+
+// capture starts a run that sleeps, reads both processes' peak memory, and keeps
+// the files of its run folder for the bare command.
+func (b *bench) capture() error {
+	cmd := b.command(b.exec("sleep", "60")...)
+	cmd.Stderr = os.Stderr
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	defer func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	}()
+	id, err := waitForRun(b.dir)
+	if err != nil {
+		return err
+	}
+	b.shimRSS = peakRSS(cmd.Process.Pid)
+	b.initRSS = peakRSS(findInit())
+	runDir, err := runFolder(b.user.Uid, id)
+	if err != nil {
+		return err
+	}
+	copied := filepath.Join(b.dir, "run")
+	if err := errors.Join(exec.Command("cp", "-rp", runDir, copied).Run(), os.Remove(filepath.Join(copied, "cid"))); err != nil {
+		return err
+	}
+	return b.bareArgv(copied)
+}
+
+// bareArgv is the plan's argv with true as the entrypoint.
+func (b *bench) bareArgv(runDir string) error {
+	out, err := b.command(b.agentshim, "plan", "--format", "argv", "--spec", filepath.Join(b.dir, "harness.json")).Output()
+	if err != nil {
+		return fmt.Errorf("plan: %w", err)
+	}
+	var argv []string
+	if err := json.Unmarshal(out, &argv); err != nil {
+		return err
+	}
+	for _, a := range argv {
+		switch {
+		case strings.HasPrefix(a, "--cidfile="), strings.HasPrefix(a, "--name="), a == "wire/1":
+			continue
+		case strings.HasPrefix(a, "--entrypoint="):
+			a = "--entrypoint=/bin/true"
+		}
+		a = strings.ReplaceAll(a, "/RUN_DIR/", runDir+"/")
+		b.bare = append(b.bare, strings.ReplaceAll(a, "/AGENTSHIM_INIT", runDir+"/agentshim-init"))
+	}
+	return nil
+}
+
+func waitForRun(state string) (string, error) {
+	for range 200 {
+		time.Sleep(100 * time.Millisecond)
+		if dirs, _ := filepath.Glob(filepath.Join(state, "agentshim/runs/*")); len(dirs) == 1 && findInit() != 0 {
+			time.Sleep(500 * time.Millisecond)
+			return filepath.Base(dirs[0]), nil
+		}
+	}
+	return "", errors.New("the run does not start")
+}
+
+func runFolder(uid, id string) (string, error) {
+	dirs, err := filepath.Glob("/tmp/agentshim-" + uid + "/" + id)
+	if err != nil || len(dirs) != 1 {
+		return "", fmt.Errorf("run folder of %s: %v %w", id, dirs, err)
+	}
+	return dirs[0], nil
+}
+
+// findInit is the host pid of an agentshim-init, 0 without one.
+func findInit() int {
+	comms, _ := filepath.Glob("/proc/[0-9]*/cmdline")
+	for _, c := range comms {
+		if text, err := os.ReadFile(c); err == nil && strings.HasPrefix(string(text), "/.agentshim-init\x00") {
+			pid, _ := strconv.Atoi(strings.Split(c, "/")[2])
+			return pid
+		}
+	}
+	return 0
+}
+
+// peakRSS is VmHWM in KiB.
+func peakRSS(pid int) int {
+	text, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	for line := range strings.Lines(string(text)) {
+		if f := strings.Fields(line); len(f) == 3 && f[0] == "VmHWM:" {
+			n, _ := strconv.Atoi(f[1])
+			return n
+		}
+	}
+	return 0
+}
+
+func (b *bench) run() error {
+	plain := []string{b.engine, "run", "--rm", "agentshim/hello:test", "true"}
+	kinds := []struct {
+		name string
+		argv []string
+	}{{"bare, same flags", b.bare}, {"agentshim exec", b.exec("true")}, {"plain run", plain}}
+	times := make([][]time.Duration, len(kinds))
+	phases := map[string][]time.Duration{}
+	for i := range *pairs + 1 {
+		for j := range kinds {
+			k := (i + j) % len(kinds)
+			d, err := b.timed(kinds[k].argv)
+			if err != nil {
+				return fmt.Errorf("%s: %w", kinds[k].name, err)
+			}
+			if i == 0 {
+				continue // warm-up
+			}
+			times[k] = append(times[k], d)
+			if k == 1 {
+				b.addPhases(phases)
+			}
+		}
+	}
+	fmt.Printf("%s (%d interleaved runs each, median [quartiles] in ms)\n", b.name, *pairs)
+	for k, kind := range kinds {
+		fmt.Printf("  %-18s %s  ratio to bare %.2f\n", kind.name, spread(times[k]), float64(median(times[k]))/float64(median(times[0])))
+	}
+	fmt.Printf("  paired ratio exec/bare, median of pairs: %.2f\n", pairedRatio(times[1], times[0]))
+	for _, name := range []string{"probe", "inputs", "plan", "prepare", "start", "prove", "launch", "harness", "end"} {
+		fmt.Printf("  phase %-9s %s\n", name, spread(phases[name]))
+	}
+	fmt.Printf("  peak resident: shim %.1f MiB, init %.1f MiB\n", float64(b.shimRSS)/1024, float64(b.initRSS)/1024)
+	return b.parallel()
+}
+
+func (b *bench) timed(argv []string) (time.Duration, error) {
+	cmd := b.command(argv...)
+	start := time.Now()
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		return 0, fmt.Errorf("%w: %s", err, out)
+	}
+	return time.Since(start), nil
+}
+
+func (b *bench) addPhases(phases map[string][]time.Duration) {
+	var rec shim.Record
+	text, err := os.ReadFile(filepath.Join(b.dir, "result.json"))
+	if err == nil {
+		err = json.Unmarshal(text, &rec)
+	}
+	if err != nil {
+		panic(err)
+	}
+	for _, p := range rec.Phases {
+		phases[p.Name] = append(phases[p.Name], time.Duration(p.Micros)*time.Microsecond)
+	}
+}
+
+// parallel times n runs at once, bare and agentshim.
+func (b *bench) parallel() error {
+	for _, n := range []int{1, 10, 50} {
+		bare, err := b.together(n, b.bare)
+		if err != nil {
+			return err
+		}
+		ours, err := b.together(n, b.exec("true"))
+		if err != nil {
+			return err
+		}
+		fmt.Printf("  %2d at once: bare %6.2f s, agentshim exec %6.2f s\n", n, bare.Seconds(), ours.Seconds())
+	}
+	return nil
+}
+
+func (b *bench) together(n int, argv []string) (time.Duration, error) {
+	var wg sync.WaitGroup
+	errs := make([]error, n)
+	start := time.Now()
+	for i := range n {
+		wg.Go(func() { _, errs[i] = b.timed(argv) })
+	}
+	wg.Wait()
+	return time.Since(start), errors.Join(errs...)
+}
+
+func median(d []time.Duration) time.Duration { return quantile(d, 2) }
+
+// quantile gives the q-th quartile.
+func quantile(d []time.Duration, q int) time.Duration {
+	if len(d) == 0 {
+		return 0
+	}
+	s := slices.Sorted(slices.Values(d))
+	return s[min(len(s)*q/4, len(s)-1)]
+}
+
+func spread(d []time.Duration) string {
+	ms := func(q int) float64 { return float64(quantile(d, q).Microseconds()) / 1000 }
+	return fmt.Sprintf("%7.1f [%.1f–%.1f]", ms(2), ms(1), ms(3))
+}
+
+func pairedRatio(a, b []time.Duration) float64 {
+	r := make([]float64, len(a))
+	for i := range a {
+		r[i] = float64(a[i]) / float64(b[i])
+	}
+	slices.Sort(r)
+	return r[len(r)/2]
+}
