@@ -112,9 +112,9 @@ func mustWrite(t *testing.T, path, text string) {
 	}
 }
 
-// push puts an image whose /version holds version under name:tag into the registry,
+// push puts an image whose /version holds version under name:1 into the registry,
 // by the registry's own protocol: no engine's store has it afterwards.
-func (r *registry) push(t *testing.T, name, tag, version, arch string) {
+func (r *registry) push(t *testing.T, name, version, arch string) {
 	t.Helper()
 	layer := imageTar(t, version)
 	config := mustJSON(t, map[string]any{
@@ -133,7 +133,7 @@ func (r *registry) push(t *testing.T, name, tag, version, arch string) {
 		place := r.send(t, http.MethodPost, "http://"+r.addr+"/v2/"+name+"/blobs/uploads/", "", nil)
 		r.send(t, http.MethodPut, place+"&digest="+digest(blob), "application/octet-stream", blob)
 	}
-	r.send(t, http.MethodPut, "http://"+r.addr+"/v2/"+name+"/manifests/"+tag, manifestType, manifest)
+	r.send(t, http.MethodPut, "http://"+r.addr+"/v2/"+name+"/manifests/1", manifestType, manifest)
 }
 
 const manifestType = "application/vnd.docker.distribution.manifest.v2+json"
@@ -238,17 +238,17 @@ func TestPullPolicies(t *testing.T) {
 		r := startRegistry(t, false)
 		ref, gone := r.addr+"/x:1", r.addr+"/x:none"
 		s.forget(t, ref)
-		r.push(t, "x", "1", "one", runtime.GOARCH)
+		r.push(t, "x", "one", runtime.GOARCH)
 		with := func(ref, policy string) result {
 			return s.pulls(t, call{}, spec{"image": ref, "pull": policy})
 		}
 		with(ref, "never").refused(t, shim.ReasonImageMissing)
 		with(ref, "missing").printed(t, "one")
 		with(ref, "never").printed(t, "one")
-		r.push(t, "x", "1", "two", runtime.GOARCH)
+		r.push(t, "x", "two", runtime.GOARCH)
 		with(ref, "missing").printed(t, "one") // the local one is enough
 		with(ref, "always").printed(t, "two")
-		r.push(t, "x", "1", "three", runtime.GOARCH)
+		r.push(t, "x", "three", runtime.GOARCH)
 		with(ref, "fallback").printed(t, "three")
 		for _, policy := range []string{"missing", "always"} {
 			with(gone, policy).refused(t, shim.ReasonImageMissing)
@@ -265,7 +265,7 @@ func TestPullWithTheEnginesOwnLogin(t *testing.T) {
 		r := startRegistry(t, true)
 		ref := r.addr + "/private:1"
 		s.forget(t, ref)
-		r.push(t, "private", "1", "secret", runtime.GOARCH)
+		r.push(t, "private", "secret", runtime.GOARCH)
 		fields := spec{"image": ref, "pull": "always"}
 		refused := s.pulls(t, call{}, fields).refused(t, shim.ReasonPullFailed)
 		if want := s.engine + " login " + r.addr; !strings.Contains(refused.Stderr, want) {
@@ -283,8 +283,8 @@ func TestPullPlatform(t *testing.T) {
 		foreign, own := r.addr+"/foreign:1", r.addr+"/own:1"
 		s.forget(t, foreign)
 		s.forget(t, own)
-		r.push(t, "foreign", "1", "foreign", other)
-		r.push(t, "own", "1", "own", runtime.GOARCH)
+		r.push(t, "foreign", "foreign", other)
+		r.push(t, "own", "own", runtime.GOARCH)
 		refused := s.pulls(t, call{}, spec{"image": foreign, "pull": "always"}).refused(t, shim.ReasonImagePlatform)
 		if !strings.Contains(refused.Stderr, "linux/"+other) {
 			t.Errorf("stderr does not say linux/%s: %s", other, refused.Stderr)

@@ -128,9 +128,9 @@ func dockerOptions(t *testing.T, root, socket string, runner Runner) ProbeOption
 	}
 }
 
-func identifyCall(program, answer string, err error) scriptedCall {
+func identifyCall(answer string, err error) scriptedCall {
 	return scriptedCall{
-		argv: []string{program, "version", "--format", "{{json .Client}}"}, out: answer, err: err,
+		argv: []string{"/usr/bin/docker", "version", "--format", "{{json .Client}}"}, out: answer, err: err,
 		check: func(t *testing.T, c Command) {
 			for _, v := range c.Env {
 				if strings.Contains(v, "PROXY") || strings.HasPrefix(v, "DOCKER_HOST=") && v != "DOCKER_HOST=unix:///dev/null/none" {
@@ -146,7 +146,7 @@ var noServer = failedCall(1, "Cannot connect to the Docker daemon at unix:///dev
 
 func TestProbeDocker(t *testing.T) {
 	d := startDaemon(t, nil)
-	o := dockerOptions(t, fakeHost(t, "docker"), d.socket, script(t, identifyCall("/usr/bin/docker", dockerClientJSON, noServer)))
+	o := dockerOptions(t, fakeHost(t, "docker"), d.socket, script(t, identifyCall(dockerClientJSON, noServer)))
 	a, err := ProbeEngine(t.Context(), o)
 	if err != nil {
 		t.Fatal(err)
@@ -216,7 +216,7 @@ func TestProbeDockerJudgesWhatAnswers(t *testing.T) {
 				override["/info"] = tc.info
 			}
 			d := startDaemon(t, override)
-			o := dockerOptions(t, fakeHost(t, "docker"), d.socket, script(t, identifyCall("/usr/bin/docker", dockerClientJSON, noServer)))
+			o := dockerOptions(t, fakeHost(t, "docker"), d.socket, script(t, identifyCall(dockerClientJSON, noServer)))
 			_, err := ProbeEngine(t.Context(), o)
 			if !errors.Is(err, tc.want) || !strings.Contains(HintOf(err), tc.hint) {
 				t.Errorf("%s: %v, hint %q", ReasonOf(err), err, HintOf(err))
@@ -291,7 +291,7 @@ func TestProbeDockerCachesOneStartOfTheDaemon(t *testing.T) {
 	writeFile(t, root, fmt.Sprintf("/proc/%d/stat", pid), stat("777"), 0o444)
 	writeFile(t, root, fmt.Sprintf("/proc/%d/limits", pid), "Limit   Soft Limit  Hard Limit  Units\nMax processes   unlimited  unlimited  processes\nMax open files  1024  4096  files\n", 0o444)
 	writeFile(t, root, "/proc/sys/kernel/random/boot_id", "b\n", 0o444)
-	o := dockerOptions(t, root, d.socket, script(t, identifyCall("/usr/bin/docker", dockerClientJSON, noServer)))
+	o := dockerOptions(t, root, d.socket, script(t, identifyCall(dockerClientJSON, noServer)))
 	o.CacheDir = filepath.Join(t.TempDir(), "cache")
 	var first spec.Engine
 	probe := func(name string, wantRequests int32) {
@@ -324,7 +324,7 @@ func TestProbeDockerCachesOneStartOfTheDaemon(t *testing.T) {
 	if err := os.Chmod(o.CacheDir, 0o777); err != nil {
 		t.Fatal(err)
 	}
-	o.Runner = script(t, identifyCall("/usr/bin/docker", dockerClientJSON, noServer))
+	o.Runner = script(t, identifyCall(dockerClientJSON, noServer))
 	probe("a folder that others write", 2)
 }
 
@@ -364,7 +364,7 @@ func TestDockerFaults(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			var calls []scriptedCall
 			if tc.identify {
-				calls = append(calls, identifyCall("/usr/bin/docker", dockerClientJSON, noServer))
+				calls = append(calls, identifyCall(dockerClientJSON, noServer))
 			}
 			_, err := ProbeEngine(t.Context(), ProbeOptions{
 				Engine: spec.Docker, Getenv: env(tc.vars), Runner: script(t, calls...), root: fakeHost(t, "docker"), DockerConfig: t.TempDir(),
@@ -472,7 +472,7 @@ func TestDockerConfigMustBeEmpty(t *testing.T) {
 		{"holds proxies", func(o *ProbeOptions) { writeFile(t, o.DockerConfig, "config.json", `{"proxies":{}}`, 0o600) }, ReasonState},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			o := dockerOptions(t, fakeHost(t, "docker"), d.socket, script(t, identifyCall("/usr/bin/docker", dockerClientJSON, noServer)))
+			o := dockerOptions(t, fakeHost(t, "docker"), d.socket, script(t, identifyCall(dockerClientJSON, noServer)))
 			tc.edit(&o)
 			if _, err := ProbeEngine(t.Context(), o); !errors.Is(err, tc.want) {
 				t.Errorf("%v", err)
@@ -484,8 +484,8 @@ func TestDockerConfigMustBeEmpty(t *testing.T) {
 func TestUnknownDockerClient(t *testing.T) {
 	d := startDaemon(t, nil)
 	for name, call := range map[string]scriptedCall{
-		"other answer": identifyCall("/usr/bin/docker", `{"version":"1"}`, nil),
-		"no answer":    identifyCall("/usr/bin/docker", "", failedCall(127, "not found", "docker")),
+		"other answer": identifyCall(`{"version":"1"}`, nil),
+		"no answer":    identifyCall("", failedCall(127, "not found", "docker")),
 	} {
 		t.Run(name, func(t *testing.T) {
 			o := dockerOptions(t, fakeHost(t, "docker"), d.socket, script(t, call))

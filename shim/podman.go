@@ -40,11 +40,13 @@ func (p *podman) Engine() spec.Engine                { return p.engine }
 func (p *podman) Runner() Runner                     { return p.runner }
 func (p *podman) HardLimits() (nofile, nproc uint64) { return p.nofile, p.nproc }
 
-// Command has only the folders that Podman finds its store by in its environment.
+// Command has only the folders that Podman finds its store by in its environment. No
+// flag says that Podman is local: --remote=false loses to remote=true in
+// containers.conf (Podman 4.3), which is why the probe asks.
 // The runtime is not among the global flags: who starts a container passes
 // Engine.RuntimePath with --runtime.
 func (p *podman) Command(args ...string) Command {
-	return Command{Path: p.engine.Client, Args: append([]string{"--remote=false"}, args...), Env: p.env}
+	return Command{Path: p.engine.Client, Args: args, Env: p.env}
 }
 
 func (p *podman) pull(ctx context.Context, ref, platform string, progress io.Writer) error {

@@ -103,7 +103,7 @@ func TestProbePodmanRootful(t *testing.T) {
 		t.Errorf("limits %d, %d; own are %d, %d (%v)", nofile, nproc, ownFiles, ownProcs, err)
 	}
 	cmd := a.Command("rm", "x")
-	if diff := cmp.Diff([]string{"/usr/bin/podman", "--remote=false", "rm", "x"}, cmd.Argv()); diff != "" {
+	if diff := cmp.Diff([]string{"/usr/bin/podman", "rm", "x"}, cmd.Argv()); diff != "" {
 		t.Error(diff)
 	}
 	if diff := cmp.Diff(wantEnv, cmd.Env); diff != "" {

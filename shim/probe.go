@@ -119,9 +119,9 @@ func Probe(ctx context.Context, opts ProbeOptions, image ImageRequest) (spec.Hos
 // autoEngine is the harness file's word for "the one that answers".
 const autoEngine = "auto"
 
-// wantedEngine is the engine asked for and who asked.
-func wantedEngine(o ProbeOptions) (kind, source string, err error) {
-	kind, source = o.Engine, "engine"
+// wantedEngine is the engine asked for.
+func wantedEngine(o ProbeOptions) (string, error) {
+	kind, source := o.Engine, "engine"
 	for _, name := range []string{"AGENTSHIM_ENGINE", "DAGU_CONTAINER_RUNTIME"} {
 		if kind != "" && kind != autoEngine {
 			break
@@ -135,13 +135,13 @@ func wantedEngine(o ProbeOptions) (kind, source string, err error) {
 		kind = autoEngine
 	case autoEngine, spec.Docker, spec.Podman:
 	default:
-		return "", "", &Error{
+		return "", &Error{
 			Reason: ReasonSpecInvalid,
 			Msg:    fmt.Sprintf("%s %q", source, kind),
 			Hint:   "use auto, docker or podman",
 		}
 	}
-	return kind, source, nil
+	return kind, nil
 }
 
 // ProbeEngine finds the engine to use and reads its facts. With auto that is Docker
@@ -150,7 +150,7 @@ func wantedEngine(o ProbeOptions) (kind, source string, err error) {
 // they say which engine the user means. Nothing but the local engine is contacted.
 func ProbeEngine(ctx context.Context, opts ProbeOptions) (Adapter, error) {
 	opts = opts.withDefaults()
-	kind, _, err := wantedEngine(opts)
+	kind, err := wantedEngine(opts)
 	if err != nil {
 		return nil, err
 	}

@@ -45,11 +45,11 @@ func podmanFor(runner Runner) *podman {
 }
 
 func inspectCall(ref, out string, err error) scriptedCall {
-	return scriptedCall{argv: []string{"/usr/bin/podman", "--remote=false", "image", "inspect", "--", ref}, out: out, err: err, check: wantEnv("HOME=/h")}
+	return scriptedCall{argv: []string{"/usr/bin/podman", "image", "inspect", "--", ref}, out: out, err: err, check: wantEnv("HOME=/h")}
 }
 
 func pullCall(ref, platform, stderr string) scriptedCall {
-	argv := []string{"/usr/bin/podman", "--remote=false", "pull"}
+	argv := []string{"/usr/bin/podman", "pull"}
 	if platform != "" {
 		argv = append(argv, "--platform", platform)
 	}

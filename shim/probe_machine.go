@@ -33,7 +33,7 @@ func ProbeMachine() (spec.Machine, error) {
 	}
 	return spec.Machine{
 		OS: runtime.GOOS, Arch: runtime.GOARCH, Kernel: kernel,
-		MemoryBytes: int64(mem.Totalram) * int64(mem.Unit), //nolint:unconvert // Totalram is 32 bits wide on some architectures
+		MemoryBytes: int64(mem.Totalram) * int64(mem.Unit),
 		Namespaces:  namespaces,
 		SELinux:     fileIs("/sys/fs/selinux/enforce", "1"),
 		AppArmor:    fileIs("/sys/module/apparmor/parameters/enabled", "Y"),

@@ -157,7 +157,7 @@ func (c Command) prepare(ctx context.Context) (*exec.Cmd, error) {
 	if !filepath.IsAbs(c.Path) {
 		return nil, fmt.Errorf("command %q: not an absolute path", c.Path)
 	}
-	cmd := exec.CommandContext(ctx, c.Path, c.Args...) //nolint:forbidigo // the one place that starts programs
+	cmd := exec.CommandContext(ctx, c.Path, c.Args...)
 	// os/exec takes a nil Env for the caller's whole environment.
 	cmd.Env = append([]string{}, c.Env...)
 	cmd.Dir = "/"
