@@ -97,11 +97,9 @@ func (c *container) drive(ctx context.Context, rec *Record) error {
 		return err
 	}
 	c.p.phases.done("harness")
-	rec.Harness, rec.Exit = &exit, exit.Code
-	if exit.Signal != 0 {
-		rec.Exit = 128 + exit.Signal
-	}
-	return nil
+	rec.Harness = &exit
+	rec.Exit, err = exit.Status()
+	return err
 }
 
 // prove compares what init sees with the plan. Nothing is launched before it
@@ -215,7 +213,7 @@ func (c *container) send(err error) error {
 	case err == nil:
 		return nil
 	case errors.Is(err, wire.ErrProtocol):
-		return &Error{Reason: ReasonSpecInvalid, Msg: "arguments and environment are larger than 4 MiB", Err: err}
+		return &Error{Reason: ReasonSpecInvalid, Msg: "arguments and environment are larger than 3 MiB", Err: err}
 	}
 	// Init may have said why before it closed.
 	if _, rerr := c.recv(answerTimeout); rerr != nil {
@@ -270,6 +268,7 @@ var initReasons = map[string]struct {
 }{
 	"harness-missing": {ReasonHarnessMissing, "install the program in the image, or correct harness.binary"},
 	"harness-exec":    {ReasonHarnessMissing, "the program must be executable by the agent's uid, and its interpreter must be in the image"},
+	"arguments":       {ReasonSpecInvalid, "one argument or variable holds at most 128 KiB: use promptMode stdin or file for a longer prompt"},
 	"workdir":         {ReasonMount, "workingDir must be a folder in the image or in a mount that the agent may enter"},
 	"home-file":       {ReasonMount, "home.files need room in the home (home.sizeMb) and targets that don't collide"},
 }
@@ -279,7 +278,7 @@ func refusedByInit(r wire.Refused) error {
 	if !ok {
 		known.reason = ReasonInternal
 	}
-	return &Error{Reason: known.reason, Msg: r.Detail, Hint: known.hint}
+	return &Error{Reason: known.reason, Msg: printable(r.Detail), Hint: known.hint}
 }
 
 // stream carries the harness's streams until it has ended and all of its output
@@ -364,9 +363,15 @@ func (s *streams) handle(f wire.Frame, exit *wire.Exit) error {
 		if err != nil {
 			return err
 		}
+		if f.Stream != wire.Stdin {
+			return wire.ErrProtocol
+		}
 		return s.stdin.Grant(n)
 	case wire.KindExit:
 		if err := f.JSON(exit); err != nil {
+			return err
+		}
+		if _, err := exit.Status(); err != nil {
 			return err
 		}
 		return errHarnessEnded
@@ -377,6 +382,10 @@ func (s *streams) handle(f wire.Frame, exit *wire.Exit) error {
 // drain waits until all output is written.
 func (s *streams) drain() error {
 	s.stdin.Close()
+	// Init ended them before it said how the harness ended. One that did not must
+	// not keep this waiting.
+	s.sinks[wire.Stdout].CloseWrite()
+	s.sinks[wire.Stderr].CloseWrite()
 	for range 2 {
 		if err := <-s.done; err != nil {
 			return s.outputError()

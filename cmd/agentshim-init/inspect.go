@@ -188,6 +188,10 @@ func statMount(m *wire.Mount) {
 		return
 	}
 	m.Dev, m.Ino, m.Mode, m.UID, m.GID = st.Dev, st.Ino, st.Mode, st.Uid, st.Gid
+	if m.Type == "tmpfs" && (strings.HasPrefix(m.Target, "/proc/") || strings.HasPrefix(m.Target, "/sys/")) {
+		entries, err := os.ReadDir(m.Target)
+		m.Empty = err == nil && len(entries) == 0
+	}
 }
 
 func (l *look) rlimits() {
@@ -195,6 +199,7 @@ func (l *look) rlimits() {
 	for name, which := range map[string]int{
 		"nofile": unix.RLIMIT_NOFILE, "nproc": unix.RLIMIT_NPROC, "core": unix.RLIMIT_CORE,
 		"memlock": unix.RLIMIT_MEMLOCK, "fsize": unix.RLIMIT_FSIZE, "stack": unix.RLIMIT_STACK,
+		"nice": unix.RLIMIT_NICE, "rtprio": unix.RLIMIT_RTPRIO,
 	} {
 		var r unix.Rlimit
 		err := unix.Getrlimit(which, &r)
@@ -203,28 +208,41 @@ func (l *look) rlimits() {
 	}
 }
 
-// devNodes lists /dev, without what lies on the pts, shm and mqueue mounts.
+// devNodes lists /dev with its folders. Nothing runs yet, so all of it comes from
+// the engine.
 func (l *look) devNodes() {
-	entries, err := os.ReadDir("/dev")
-	l.fail("/dev", err)
+	l.devFolder("")
+	slices.Sort(l.DevNodes)
+}
+
+// devFolder lists one folder; dir is below /dev, empty or with a final slash.
+func (l *look) devFolder(dir string) {
+	entries, err := os.ReadDir("/dev/" + dir)
+	l.fail("/dev/"+dir, err)
 	for _, e := range entries {
+		name := dir + e.Name()
 		var st unix.Stat_t
-		if err := unix.Lstat("/dev/"+e.Name(), &st); err != nil {
-			l.fail("/dev/"+e.Name(), err)
+		if err := unix.Lstat("/dev/"+name, &st); err != nil {
+			l.fail("/dev/"+name, err)
 			continue
 		}
-		if node := devNode(e.Name(), st); node != "" {
-			l.DevNodes = append(l.DevNodes, node)
+		if len(l.DevNodes) >= wire.MaxDevNodes {
+			return
+		}
+		if name != "pts" && name != "shm" && name != "mqueue" {
+			l.DevNodes = append(l.DevNodes, devNode(name, st))
+		}
+		if st.Mode&unix.S_IFMT == unix.S_IFDIR {
+			l.devFolder(name + "/")
 		}
 	}
-	slices.Sort(l.DevNodes)
 }
 
 func devNode(name string, st unix.Stat_t) string {
 	number := fmt.Sprintf("%d:%d", unix.Major(st.Rdev), unix.Minor(st.Rdev))
 	switch st.Mode & unix.S_IFMT {
 	case unix.S_IFDIR:
-		return ""
+		return "d " + name
 	case unix.S_IFCHR:
 		return "c " + number + " " + name
 	case unix.S_IFBLK:

@@ -19,28 +19,39 @@ type homeFile struct {
 	left int64
 }
 
+// maxDetail bounds a refusal's text, in bytes.
+const maxDetail = 1 << 10
+
 func refuse(reason, format string, args ...any) *wire.Refused {
-	return &wire.Refused{Reason: reason, Detail: fmt.Sprintf(format, args...)}
+	detail := fmt.Sprintf(format, args...)
+	return &wire.Refused{Reason: reason, Detail: detail[:min(len(detail), maxDetail)]}
 }
 
-// createHomeFile opens one new file below the home, 0600, its parents 0700.
-func createHomeFile(file wire.File) (*homeFile, *wire.Refused) {
-	if path.Clean(file.Path) != file.Path || !strings.HasPrefix(file.Path, wire.HomeDir+"/") {
-		return nil, refuse("home-file", "path %q is not below %s", file.Path, wire.HomeDir)
+// createHomeFile opens one new file below home, 0600, its parents 0700. No link
+// leads it out of home.
+func createHomeFile(home string, file wire.File) (*homeFile, *wire.Refused) {
+	name, ok := strings.CutPrefix(file.Path, home+"/")
+	if !ok || path.Clean(file.Path) != file.Path {
+		return nil, refuse("home-file", "path %q is not below %s", file.Path, home)
 	}
 	if file.Size < 0 || file.Size > wire.MaxFile {
 		return nil, refuse("home-file", "%q: size %d", file.Path, file.Size)
 	}
-	if err := os.MkdirAll(path.Dir(file.Path), 0o700); err != nil {
-		return nil, refuse("home-file", "%v", err)
-	}
-	f, err := os.OpenFile(file.Path, os.O_WRONLY|os.O_CREATE|os.O_EXCL|unix.O_NOFOLLOW, 0o600)
+	root, err := os.OpenRoot(home)
 	if err != nil {
 		return nil, refuse("home-file", "%v", err)
 	}
+	defer root.Close()
+	if err := root.MkdirAll(path.Dir(name), 0o700); err != nil {
+		return nil, refuse("home-file", "%q: %v", file.Path, err)
+	}
+	f, err := root.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return nil, refuse("home-file", "%q: %v", file.Path, err)
+	}
 	h := &homeFile{f: f, left: file.Size}
 	if h.left == 0 {
-		return h, h.write(nil)
+		return h, h.close()
 	}
 	return h, nil
 }
@@ -53,20 +64,31 @@ func (h *homeFile) write(p []byte) *wire.Refused {
 	if _, err := h.f.Write(p); err != nil {
 		return refuse("home-file", "%v", err)
 	}
-	h.left -= int64(len(p))
-	if h.left > 0 {
+	if h.left -= int64(len(p)); h.left > 0 {
 		return nil
 	}
+	return h.close()
+}
+
+func (h *homeFile) close() *wire.Refused {
 	if err := h.f.Close(); err != nil {
 		return refuse("home-file", "%v", err)
 	}
 	return nil
 }
 
+// complete refuses a file that has not got all of its data. A nil file is complete.
+func (h *homeFile) complete() *wire.Refused {
+	if h == nil || h.left == 0 {
+		return nil
+	}
+	return refuse("home-file", "%q: %d bytes missing", h.f.Name(), h.left)
+}
+
 // launch starts the harness in its own session, on fresh pipes.
 func (in *initProcess) launch(l wire.Launch) *wire.Refused {
-	if in.file != nil && in.file.left > 0 {
-		return refuse("home-file", "%q: %d bytes missing", in.file.f.Name(), in.file.left)
+	if r := in.file.complete(); r != nil {
+		return r
 	}
 	if len(l.Args) == 0 {
 		return refuse("harness-missing", "no program given")
@@ -92,7 +114,10 @@ func (in *initProcess) launch(l wire.Launch) *wire.Refused {
 		})
 		return err
 	})
-	if err != nil {
+	switch {
+	case errors.Is(err, syscall.E2BIG):
+		return refuse("arguments", "%q: %v", program, err)
+	case err != nil:
 		return refuse("harness-exec", "%q: %v", program, err)
 	}
 	in.launched = true
@@ -119,10 +144,11 @@ func checkDir(dir string) error {
 func lookPath(l wire.Launch) (string, *wire.Refused) {
 	name := l.Args[0]
 	if strings.Contains(name, "/") {
-		if _, err := os.Stat(path.Join(l.Dir, name)); !path.IsAbs(name) && err != nil {
-			return "", refuse("harness-missing", "%v", err)
+		p := name
+		if !path.IsAbs(p) {
+			p = path.Join(l.Dir, p)
 		}
-		if _, err := os.Stat(name); path.IsAbs(name) && err != nil {
+		if _, err := os.Stat(p); err != nil {
 			return "", refuse("harness-missing", "%v", err)
 		}
 		return name, nil
@@ -148,9 +174,9 @@ func lookPath(l wire.Launch) (string, *wire.Refused) {
 		}
 	}
 	if denied != nil {
-		return "", refuse("harness-exec", "%q in PATH %s: %v", name, search, denied)
+		return "", refuse("harness-exec", "%q in PATH %q: %v", name, search, denied)
 	}
-	return "", refuse("harness-missing", "%q is in no folder of PATH %s", name, search)
+	return "", refuse("harness-missing", "%q is in no folder of PATH %q", name, search)
 }
 
 func executable(p string) error {

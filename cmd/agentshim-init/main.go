@@ -10,14 +10,13 @@ package main
 import (
 	"fmt"
 	"os"
-	"os/signal"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/agentshim/agentshim/shim/wire"
 )
 
-// Arg is the one argument the shim starts init with.
+// arg is the one argument the shim starts init with.
 const arg = "wire/1"
 
 const exitRefused = 125
@@ -27,9 +26,8 @@ func main() {
 		fmt.Fprintln(os.Stderr, "agentshim-init: this is the first process of an agentshim container; agentshim starts it, nothing else can")
 		os.Exit(exitRefused)
 	}
-	// Every signal is caught: a Go program dies of most of them, and the agent
-	// has init's uid. Nobody reads the channel, so deliveries are dropped.
-	signal.Notify(make(chan os.Signal, 1))
+	defaultSignals()
+	reserveThreads()
 	hello := inspect()
 	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
 		fatal("prctl PR_SET_DUMPABLE", err)

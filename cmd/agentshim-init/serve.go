@@ -2,6 +2,7 @@ package main
 
 import (
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"syscall"
@@ -22,6 +23,7 @@ type initProcess struct {
 	oomKills int
 
 	file     *homeFile
+	refused  bool
 	launched bool
 	pid      int
 	stdin    *wire.Sink
@@ -47,36 +49,46 @@ func (in *initProcess) serve() {
 
 func (in *initProcess) handle(f wire.Frame) error {
 	switch f.Kind {
-	case wire.KindProbe:
-		return in.conn.SendJSON(wire.KindProbed, probeNetwork())
-	case wire.KindFile, wire.KindFileData, wire.KindLaunch:
+	case wire.KindProbe, wire.KindFile, wire.KindFileData, wire.KindLaunch:
 		if in.launched {
-			return wire.ErrProtocol
+			return unexpected(f)
 		}
 		return in.prepare(f)
 	case wire.KindData, wire.KindEOF, wire.KindCredit, wire.KindSignal:
 		if !in.launched {
-			return wire.ErrProtocol
+			return unexpected(f)
 		}
 		return in.stream(f)
 	default:
-		return wire.ErrProtocol
+		return unexpected(f)
 	}
 }
 
-// prepare handles what comes before the harness runs.
+func unexpected(f wire.Frame) error {
+	return fmt.Errorf("%w: frame kind %d of stream %d is unexpected", wire.ErrProtocol, f.Kind, f.Stream)
+}
+
+// prepare handles what comes before the harness runs. After a refusal it does
+// nothing more; the shim may have sent on before it read that.
 func (in *initProcess) prepare(f wire.Frame) error {
+	if in.refused {
+		return nil
+	}
 	var refused *wire.Refused
 	switch f.Kind {
+	case wire.KindProbe:
+		return in.conn.SendJSON(wire.KindProbed, probeNetwork())
 	case wire.KindFile:
 		var file wire.File
 		if err := f.JSON(&file); err != nil {
 			return err
 		}
-		in.file, refused = createHomeFile(file)
+		if refused = in.file.complete(); refused == nil {
+			in.file, refused = createHomeFile(wire.HomeDir, file)
+		}
 	case wire.KindFileData:
 		if in.file == nil {
-			return wire.ErrProtocol
+			return unexpected(f)
 		}
 		refused = in.file.write(f.Payload)
 	case wire.KindLaunch:
@@ -86,10 +98,11 @@ func (in *initProcess) prepare(f wire.Frame) error {
 		}
 		refused = in.launch(l)
 	}
-	if refused != nil {
-		return in.conn.SendJSON(wire.KindRefused, refused)
+	if refused == nil {
+		return nil
 	}
-	return nil
+	in.refused = true
+	return in.conn.SendJSON(wire.KindRefused, refused)
 }
 
 // stream handles the running harness's frames.
@@ -97,16 +110,22 @@ func (in *initProcess) stream(f wire.Frame) error {
 	switch f.Kind {
 	case wire.KindData:
 		if f.Stream != wire.Stdin {
-			return wire.ErrProtocol
+			return unexpected(f)
 		}
 		return in.stdin.Put(f.Payload)
 	case wire.KindEOF:
+		if f.Stream != wire.Stdin {
+			return unexpected(f)
+		}
 		in.stdin.CloseWrite()
 		return nil
 	case wire.KindCredit:
 		n, err := f.Uint32()
-		if err != nil || f.Stream == wire.Stdin {
-			return wire.ErrProtocol
+		if err != nil {
+			return err
+		}
+		if f.Stream == wire.Stdin {
+			return unexpected(f)
 		}
 		return in.outputs[f.Stream].Grant(n)
 	default:
@@ -124,11 +143,11 @@ func (in *initProcess) stream(f wire.Frame) error {
 // says how it ended.
 func (in *initProcess) run(stdin, stdout, stderr *os.File) {
 	pumped := make(chan error, 2)
-	for stream, f := range map[uint8]*os.File{wire.Stdout: stdout, wire.Stderr: stderr} {
-		in.outputs[stream] = wire.NewSource(in.conn, stream)
-		go func() {
-			pumped <- in.outputs[stream].Run(f)
-		}()
+	outputs := map[uint8]*output{wire.Stdout: {f: stdout, left: -1}, wire.Stderr: {f: stderr, left: -1}}
+	for stream, o := range outputs {
+		source := wire.NewSource(in.conn, stream)
+		in.outputs[stream] = source
+		go func() { pumped <- source.Run(o) }()
 	}
 	in.stdin = wire.NewSink(in.conn, wire.Stdin)
 	go func() {
@@ -138,7 +157,10 @@ func (in *initProcess) run(stdin, stdout, stderr *os.File) {
 	}()
 	go func() {
 		exit := reap(in.pid)
-		for range 2 {
+		for _, o := range outputs {
+			o.end()
+		}
+		for range outputs {
 			if err := <-pumped; err != nil {
 				fatal("output", err)
 			}

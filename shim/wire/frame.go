@@ -52,8 +52,12 @@ const (
 	headerSize = 8
 	// MaxData bounds the payload of a data or file frame.
 	MaxData = 32 << 10
-	// MaxControl bounds the payload of every other frame.
-	MaxControl = 4 << 20
+	// MaxLaunch, MaxHello and MaxNote bound the payloads of a launch, of a hello
+	// and of the small JSON messages. What a hello decodes to is some hundred times
+	// its size at most.
+	MaxLaunch = 4 << 20
+	MaxHello  = 512 << 10
+	MaxNote   = 64 << 10
 	// Window is the credit each stream starts with.
 	Window = 256 << 10
 )
@@ -77,7 +81,8 @@ type Conn struct {
 	mu sync.Mutex
 	w  io.Writer
 	// out holds a frame so that each is one write.
-	out []byte
+	out    []byte
+	broken error
 }
 
 // NewConn returns a Conn that reads r and writes w.
@@ -85,18 +90,26 @@ func NewConn(r io.Reader, w io.Writer) *Conn {
 	return &Conn{r: bufio.NewReaderSize(r, headerSize+MaxData), w: w}
 }
 
-func limit(k Kind) int {
+// bounds are the least and the most bytes a frame's payload has.
+func bounds(k Kind) (least, most int) {
 	switch k {
 	case KindData, KindFileData:
-		return MaxData
+		return 1, MaxData
 	case KindProbe, KindStarted, KindEOF:
-		return 0
+		return 0, 0
 	case KindCredit, KindSignal:
-		return 4
+		return 4, 4
+	case KindHello:
+		return 1, MaxHello
+	case KindLaunch:
+		return 1, MaxLaunch
 	default:
-		return MaxControl
+		return 1, MaxNote
 	}
 }
+
+// ofStream says whether a frame of that kind belongs to a data stream.
+func ofStream(k Kind) bool { return k == KindData || k == KindEOF || k == KindCredit }
 
 // Recv reads one frame. It returns io.EOF when the peer closed between frames,
 // io.ErrUnexpectedEOF inside one, ErrProtocol for what no peer of this version sends.
@@ -107,7 +120,10 @@ func (c *Conn) Recv() (Frame, error) {
 	}
 	f := Frame{Kind: Kind(h[0]), Stream: h[1]}
 	n := int64(binary.BigEndian.Uint32(h[4:]))
-	if err := checkHeader(f, h, n); err != nil {
+	if h[2] != 0 || h[3] != 0 {
+		return Frame{}, fmt.Errorf("%w: reserved header bytes are set", ErrProtocol)
+	}
+	if err := checkHeader(f.Kind, f.Stream, n); err != nil {
 		return Frame{}, err
 	}
 	if int64(cap(c.buf)) < n {
@@ -123,16 +139,15 @@ func (c *Conn) Recv() (Frame, error) {
 	return f, nil
 }
 
-func checkHeader(f Frame, h [headerSize]byte, n int64) error {
+func checkHeader(k Kind, stream uint8, n int64) error {
+	least, most := bounds(k)
 	switch {
-	case f.Kind == 0 || f.Kind >= kindEnd:
-		return fmt.Errorf("%w: frame kind %d", ErrProtocol, f.Kind)
-	case f.Stream > Stderr:
-		return fmt.Errorf("%w: stream %d", ErrProtocol, f.Stream)
-	case h[2] != 0 || h[3] != 0:
-		return fmt.Errorf("%w: reserved header bytes are set", ErrProtocol)
-	case n > int64(limit(f.Kind)):
-		return fmt.Errorf("%w: frame kind %d of %d bytes", ErrProtocol, f.Kind, n)
+	case k == 0 || k >= kindEnd:
+		return fmt.Errorf("%w: frame kind %d", ErrProtocol, k)
+	case stream > Stderr || stream != 0 && !ofStream(k):
+		return fmt.Errorf("%w: frame kind %d of stream %d", ErrProtocol, k, stream)
+	case n < int64(least) || n > int64(most):
+		return fmt.Errorf("%w: frame kind %d of %d bytes", ErrProtocol, k, n)
 	}
 	return nil
 }
@@ -144,21 +159,26 @@ func unexpected(err error) error {
 	return err
 }
 
-// Send writes one frame whole.
+// Send writes one frame whole. A frame that Recv would not take is ErrProtocol and
+// writes nothing. After a failed write every further one fails with its error: the
+// peer may have got a part of that frame.
 func (c *Conn) Send(k Kind, stream uint8, payload []byte) error {
-	if len(payload) > limit(k) {
-		return fmt.Errorf("%w: sending frame kind %d of %d bytes", ErrProtocol, k, len(payload))
+	if err := checkHeader(k, stream, int64(len(payload))); err != nil {
+		return fmt.Errorf("sending: %w", err)
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if c.broken != nil {
+		return c.broken
+	}
 	c.out = append(c.out[:0], byte(k), stream, 0, 0)
 	c.out = binary.BigEndian.AppendUint32(c.out, uint32(len(payload)))
 	c.out = append(c.out, payload...)
-	_, err := c.w.Write(c.out)
+	_, c.broken = c.w.Write(c.out)
 	if cap(c.out) > headerSize+MaxData {
 		c.out = nil
 	}
-	return err
+	return c.broken
 }
 
 // SendJSON writes a control frame that carries v.
@@ -175,8 +195,11 @@ func (c *Conn) SendUint32(k Kind, stream uint8, n uint32) error {
 	return c.Send(k, stream, binary.BigEndian.AppendUint32(nil, n))
 }
 
-// JSON decodes a control frame's payload into v.
+// JSON decodes a control frame's payload, an object, into v.
 func (f Frame) JSON(v any) error {
+	if len(f.Payload) == 0 || f.Payload[0] != '{' {
+		return fmt.Errorf("%w: frame kind %d holds no object", ErrProtocol, f.Kind)
+	}
 	if err := json.Unmarshal(f.Payload, v); err != nil {
 		return fmt.Errorf("%w: frame kind %d: %w", ErrProtocol, f.Kind, err)
 	}

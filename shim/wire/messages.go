@@ -1,5 +1,10 @@
 package wire
 
+import (
+	"encoding/json"
+	"fmt"
+)
+
 // Hello is init's look at itself and its container, taken before anything else
 // runs there.
 type Hello struct {
@@ -32,8 +37,9 @@ type Hello struct {
 	FDs map[int]string `json:"fds"`
 	// Environ is init's own environment.
 	Environ []string `json:"environ"`
-	// DevNodes are the entries of /dev that are no folder: "c 1:3 null",
-	// "b 8:0 sda", "l fd /proc/self/fd", "f name".
+	// DevNodes is everything below /dev but the folders pts, shm and mqueue
+	// themselves: "c 1:3 null", "c 5:2 pts/ptmx", "b 8:0 sda", "l fd /proc/self/fd",
+	// "d net", "f shm/name". The walk ends after MaxDevNodes.
 	DevNodes []string `json:"devNodes"`
 	// Interfaces are the network interfaces' names; Routes counts the IPv4 and
 	// IPv6 routes that are not of loopback.
@@ -75,6 +81,9 @@ type Mount struct {
 	UID  uint32 `json:"uid"`
 	GID  uint32 `json:"gid"`
 	Stat string `json:"stat,omitempty"`
+	// Empty says that Target is a folder without entries. It is looked at for the
+	// tmpfs below /proc and /sys only.
+	Empty bool `json:"empty,omitempty"`
 }
 
 // Cgroup is what the cgroup files say, -1 where there is no limit and -2 where
@@ -104,6 +113,9 @@ type Probed struct {
 	Micros int64 `json:"micros"`
 }
 
+// MaxDevNodes bounds Hello.DevNodes: a container has about a dozen.
+const MaxDevNodes = 256
+
 // File is one file for the agent's home; its content follows in data frames.
 type File struct {
 	// Path is absolute, clean and below HomeDir.
@@ -117,20 +129,52 @@ const (
 	MaxFile = 64 << 20
 )
 
-// Launch starts the harness.
+// Launch starts the harness. Args and Env arrive byte for byte, UTF-8 or not.
 type Launch struct {
-	Args []string `json:"args"`
-	Env  []string `json:"env"`
-	Dir  string   `json:"dir"`
+	Args []string
+	Env  []string
+	Dir  string
 	// RuntimeDir is created with mode 0700 (XDG_RUNTIME_DIR).
-	RuntimeDir string `json:"runtimeDir"`
+	RuntimeDir string
 }
 
-// Refused says why the harness was not started.
+// launchJSON carries the words in base64: a JSON string can't hold every byte.
+type launchJSON struct {
+	Args       [][]byte `json:"args"`
+	Env        [][]byte `json:"env"`
+	Dir        string   `json:"dir"`
+	RuntimeDir string   `json:"runtimeDir"`
+}
+
+// MarshalJSON implements json.Marshaler.
+func (l Launch) MarshalJSON() ([]byte, error) {
+	return json.Marshal(launchJSON{Args: words[[]byte](l.Args), Env: words[[]byte](l.Env), Dir: l.Dir, RuntimeDir: l.RuntimeDir})
+}
+
+// UnmarshalJSON implements json.Unmarshaler.
+func (l *Launch) UnmarshalJSON(b []byte) error {
+	var j launchJSON
+	if err := json.Unmarshal(b, &j); err != nil {
+		return err
+	}
+	*l = Launch{Args: words[string](j.Args), Env: words[string](j.Env), Dir: j.Dir, RuntimeDir: j.RuntimeDir}
+	return nil
+}
+
+func words[To, From string | []byte](from []From) []To {
+	to := make([]To, len(from))
+	for i, w := range from {
+		to[i] = To(w)
+	}
+	return to
+}
+
+// Refused says why the harness was not started. Init does nothing more after it.
 type Refused struct {
-	// Reason is harness-missing, harness-exec, workdir, home-file or memory.
+	// Reason is harness-missing, harness-exec, arguments, workdir, home-file,
+	// runtime-dir or streams.
 	Reason string `json:"reason"`
-	// Detail names the operand and the error.
+	// Detail names the operand and the error, at most 1 KiB.
 	Detail string `json:"detail"`
 }
 
@@ -146,6 +190,18 @@ type Exit struct {
 	UserMicros   int64 `json:"userMicros"`
 	SystemMicros int64 `json:"systemMicros"`
 	MaxRSSKiB    int64 `json:"maxRssKib"`
+}
+
+// Status is the harness's end as a shell shows it: the exit code, or 128 and the
+// signal. It returns ErrProtocol for what no process ends with.
+func (e Exit) Status() (int, error) {
+	switch {
+	case e.Signal == 0 && e.Code >= 0 && e.Code <= 255:
+		return e.Code, nil
+	case e.Code == -1 && e.Signal > 0 && e.Signal <= 64:
+		return 128 + e.Signal, nil
+	}
+	return 0, fmt.Errorf("%w: exit code %d with signal %d", ErrProtocol, e.Code, e.Signal)
 }
 
 // KernelPaths are paths below /proc and /sys that engines mask or make

@@ -144,16 +144,22 @@ func (s *Sink) next(spare []byte) ([]byte, bool) {
 	return p, len(p) > 0
 }
 
+// ack grants credit for what was written. After the stream's end nobody needs it,
+// and the peer may be gone.
 func (s *Sink) ack(n int) error {
 	s.mu.Lock()
 	s.unacked -= n
+	eof := s.eof
 	s.mu.Unlock()
+	if eof {
+		return nil
+	}
 	return s.conn.SendUint32(KindCredit, s.stream, uint32(n))
 }
 
 // Run writes the stream to dst until its end, granting credit as it goes. When
-// dst fails, it returns that error; what comes later is dropped and earns no
-// credit, so the peer stops by itself.
+// dst fails, or the connection while the stream's end has not come, it returns that
+// error; what comes later is dropped and earns no credit, so the peer stops by itself.
 func (s *Sink) Run(dst io.Writer) error {
 	var spare []byte
 	for {
