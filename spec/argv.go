@@ -87,6 +87,9 @@ func (a *argv) isolation() {
 	if a.podman {
 		a.add("--unsetenv-all", "--http-proxy=false", "--image-volume=ignore", "--passwd=false", "--no-hosts",
 			"--read-only-tmpfs=false", "--systemd=false", "--umask=0022")
+		for _, path := range podmanUnmasked {
+			a.flag("security-opt", "mask="+path)
+		}
 	}
 }
 
@@ -105,6 +108,9 @@ func (a *argv) limits() {
 	a.ulimit("core", l.Core)
 	a.ulimit("nofile", l.NoFile)
 	a.ulimit("nproc", l.NProc)
+	// getrlimit(2): above 0, a process may take the CPU from init.
+	a.ulimit("nice", 0)
+	a.ulimit("rtprio", 0)
 	a.flag("shm-size", strconv.FormatInt(l.ShmBytes, 10))
 }
 
@@ -152,13 +158,13 @@ func (a *argv) ownBind(source, target string) mounts.Mount {
 	return mounts.Mount{Type: "bind", Source: source, Target: target}
 }
 
-// inodeBytes is the tmpfs space per file that Docker's nr_inodes allows.
-const inodeBytes = 2048
+// InodeBytes is the tmpfs space per file that Docker's nr_inodes allows.
+const InodeBytes = 2048
 
 func (a *argv) tmpfs(m mounts.Mount) string {
 	opts := []string{"rw", "nosuid", "nodev", execOption(m), fmt.Sprintf("size=%d", m.SizeBytes), fmt.Sprintf("mode=%04o", m.Mode)}
 	if !a.podman {
-		return strings.Join(append(opts, fmt.Sprintf("uid=%d", m.UID), fmt.Sprintf("gid=%d", m.GID), fmt.Sprintf("nr_inodes=%d", m.SizeBytes/inodeBytes)), ",")
+		return strings.Join(append(opts, fmt.Sprintf("uid=%d", m.UID), fmt.Sprintf("gid=%d", m.GID), fmt.Sprintf("nr_inodes=%d", m.SizeBytes/InodeBytes)), ",")
 	}
 	opts = append(opts, "notmpcopyup")
 	if m.UID == a.plan.Identity.UID && m.GID == a.plan.Identity.GID {

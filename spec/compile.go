@@ -170,8 +170,16 @@ func (c *compiler) userns(id Identity) (string, error) {
 	if err := c.mapped(id); err != nil {
 		return "", err
 	}
-	if c.h.User == "" {
+	switch {
+	case c.h.User == "":
 		return "keep-id", nil
+	case id.UID == 0 && id.GID == 0:
+		// Podman's own mapping makes the caller 0:0. With keep-id and an id of 0 it
+		// makes an empty range, which no runtime can write (Podman 4.3).
+		return "", nil
+	case id.UID == 0 || id.GID == 0:
+		return "", refuse("identity", "choose uid and gid both 0, or neither",
+			"rootless Podman can't keep your id as user %d:%d", id.UID, id.GID)
 	}
 	return fmt.Sprintf("keep-id:uid=%d,gid=%d", id.UID, id.GID), nil
 }
@@ -253,8 +261,10 @@ var (
 		"/proc/acpi", "/proc/asound", "/proc/kcore", "/proc/keys", "/proc/latency_stats", "/proc/sched_debug",
 		"/proc/scsi", "/proc/timer_list", "/proc/timer_stats", "/sys/firmware",
 	}
-	podmanMasked  = []string{"/sys/dev/block", "/sys/fs/selinux"}
-	readonlyPaths = []string{"/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"}
+	podmanMasked = []string{"/sys/dev/block", "/sys/fs/selinux"}
+	// podmanUnmasked are only read-only by default with Podman.
+	podmanUnmasked = []string{"/proc/asound"}
+	readonlyPaths  = []string{"/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"}
 )
 
 // kernel decides namespaces, kernel paths and sysctls.

@@ -42,6 +42,8 @@ func (p Plan) ociProcess() *oci.Process {
 			{Type: "RLIMIT_CORE", Hard: p.Limits.Core, Soft: p.Limits.Core},
 			{Type: "RLIMIT_NOFILE", Hard: p.Limits.NoFile, Soft: p.Limits.NoFile},
 			{Type: "RLIMIT_NPROC", Hard: p.Limits.NProc, Soft: p.Limits.NProc},
+			{Type: "RLIMIT_NICE"},
+			{Type: "RLIMIT_RTPRIO"},
 		},
 		NoNewPrivileges: true,
 	}
