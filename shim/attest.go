@@ -178,27 +178,31 @@ func (a *attestation) kernelPaths() {
 	top := a.topMounts()
 	for _, p := range a.plan.MaskedPaths {
 		m, mounted := top[p]
-		if a.hello.KernelPaths[p] && (!mounted || !isMask(m)) {
+		if a.exists(p) && (!mounted || !isMask(m)) {
 			a.differ("masked path "+p, "masked", "open")
 		}
 	}
 	for _, p := range a.plan.ReadonlyPaths {
 		m, mounted := top[p]
-		if a.hello.KernelPaths[p] && (!mounted || !has(m.Options, "ro") && !isMask(m)) {
+		if a.exists(p) && (!mounted || !has(m.Options, "ro") && !isMask(m)) {
 			a.differ("read-only path "+p, "read-only", "writable")
 		}
 	}
 }
 
+// exists reports a path below /proc or /sys; one that init did not look for counts
+// as existing.
+func (a *attestation) exists(p string) bool {
+	exists, looked := a.hello.KernelPaths[p]
+	return exists || !looked
+}
+
 func (a *attestation) rlimits() {
-	l := a.plan.Limits
-	for _, c := range []struct {
-		name string
-		max  uint64
-	}{{"core", l.Core}, {"nofile", l.NoFile}, {"nproc", l.NProc}} {
-		got, ok := a.hello.Rlimits[c.name]
-		if !ok || got[0] > c.max || got[1] > c.max {
-			a.differ("rlimit "+c.name, fmt.Sprint("at most ", c.max), got)
+	planned := a.plannedLimits()
+	for _, name := range slices.Sorted(maps.Keys(planned)) {
+		got, ok := a.hello.Rlimits[name]
+		if !ok || got[0] > planned[name] || got[1] > planned[name] {
+			a.differ("rlimit "+name, fmt.Sprint("at most ", planned[name]), got)
 		}
 	}
 }
@@ -242,15 +246,24 @@ func runtimeFile(link string) bool {
 
 // environ: what the engines set by themselves, with harmless values.
 func (a *attestation) environ() {
+	for _, name := range unplannedVariables(a.hello.Environ) {
+		// The value could be a secret of the engine's configuration.
+		a.differ("variable "+strconv.Quote(name), "not in init's environment", "set")
+	}
+}
+
+// unplannedVariables names what neither the plan nor an engine by itself sets.
+func unplannedVariables(environ []string) []string {
 	allowed := map[string]string{"PATH": spec.DefaultPath, "HOSTNAME": spec.Hostname, "container": "", "HOME": "", "TERM": ""}
-	for _, kv := range a.hello.Environ {
+	var names []string
+	for _, kv := range environ {
 		name, value, _ := strings.Cut(kv, "=")
 		want, ok := allowed[name]
 		if !ok || want != "" && value != want {
-			// The value could be a secret of the engine's configuration.
-			a.differ("variable "+strconv.Quote(name), "not in init's environment", "set")
+			names = append(names, name)
 		}
 	}
+	return names
 }
 
 // devLinks are the links the OCI runtime spec asks for; core is optional.
@@ -260,19 +273,29 @@ var devLinks = map[string]string{
 }
 
 func (a *attestation) devices() {
-	allowed := map[string]bool{"c 5:2 ptmx": true}
+	allowed := map[string]bool{"c 5:2 ptmx": true, "c 5:2 pts/ptmx": true}
 	for _, d := range spec.Devices {
 		allowed[fmt.Sprintf("c %d:%d %s", d.Major, d.Minor, d.Name)] = true
 	}
 	for name, link := range devLinks {
 		allowed["l "+name+" "+link] = true
 	}
+	var extra []string
 	for _, node := range a.hello.DevNodes {
 		if !allowed[node] {
-			a.differ("device", "none but the default ones", strconv.Quote(node))
+			extra = append(extra, strconv.Quote(node))
 		}
 	}
+	if n := len(extra); n > maxNamed {
+		extra = append(extra[:maxNamed], fmt.Sprintf("and %d more", n-maxNamed))
+	}
+	if extra != nil {
+		a.differ("device", "none but the default ones", strings.Join(extra, ", "))
+	}
 }
+
+// maxNamed bounds a message: a privileged container has every device of the host.
+const maxNamed = 5
 
 // fallbackTunnels are devices the kernel puts, down, into every new network
 // namespace once their module is loaded. They need CAP_NET_ADMIN to be set up.
@@ -290,14 +313,30 @@ func (a *attestation) network() {
 }
 
 func (a *attestation) lsm() {
-	if (a.host.Engine.AppArmor || a.host.Engine.SELinux) && (a.hello.LSM == "" || strings.Contains(a.hello.LSM, "unconfined")) {
-		a.differ("security module label", "a confined one", strconv.Quote(a.hello.LSM))
+	label, confined := a.hello.LSM, true
+	switch {
+	case a.host.Engine.SELinux:
+		confined = confinedSELinux(label)
+	case a.host.Engine.AppArmor:
+		confined = label != "unconfined" && strings.HasSuffix(label, " (enforce)")
 	}
+	if !confined {
+		a.differ("security module label", "a confined one", strconv.Quote(label))
+	}
+}
+
+// confinedSELinux reports a label user:role:type:level of a type that engines give
+// to containers; spc_t and container_runtime_t are not confined (container-selinux).
+func confinedSELinux(label string) bool {
+	f := strings.Split(label, ":")
+	return len(f) >= 4 && slices.Contains([]string{"container_t", "container_init_t", "container_kvm_t", "svirt_lxc_net_t"}, f[2])
 }
 
 func (a *attestation) system() {
 	equal(a, "host name", spec.Hostname, a.hello.Hostname)
-	equal(a, "umask", 0o022, a.hello.Umask)
+	if a.hello.Umask&0o022 != 0o022 {
+		a.differ("umask", "at least 0022", fmt.Sprintf("%04o", a.hello.Umask))
+	}
 	for _, name := range slices.Sorted(maps.Keys(a.plan.Sysctls)) {
 		got := a.hello.Sysctls[name]
 		if name == pingRange && got == unmappedRange && slices.Contains(a.plan.Namespaces, "user") {

@@ -17,9 +17,9 @@ import (
 func has(options []string, name string) bool { return slices.Contains(options, name) }
 
 // isMask reports a mount that hides what is below it: an empty read-only tmpfs,
-// or the null device.
+// or the null device. A tmpfs that holds something is another folder, bound there.
 func isMask(m wire.Mount) bool {
-	return m.Type == "tmpfs" && (has(m.Options, "ro") || has(m.Super, "ro")) || m.Root == "/null" && isNull(m)
+	return m.Type == "tmpfs" && m.Empty && (has(m.Options, "ro") || has(m.Super, "ro")) || m.Root == "/null" && isNull(m)
 }
 
 func isNull(m wire.Mount) bool {
@@ -88,6 +88,7 @@ func (a *attestation) needOption(m wire.Mount, option string) {
 }
 
 func (a *attestation) plannedMount(m wire.Mount, p mounts.Mount) {
+	a.unpropagated(m)
 	if m.Stat != "" {
 		a.mountDiffer(m.Target, "readable by the agent", m.Stat)
 		return
@@ -115,8 +116,33 @@ func (a *attestation) plannedTmpfs(m wire.Mount, p mounts.Mount) {
 	if size := tmpfsSize(m.Super); size <= 0 || size > p.SizeBytes {
 		a.mountDiffer(m.Target, fmt.Sprintf("at most %d bytes", p.SizeBytes), size)
 	}
-	if m.Target == spec.Home && (m.UID != p.UID || m.Mode&0o7777 != p.Mode) {
-		a.mountDiffer(m.Target, fmt.Sprintf("owner %d, mode %04o", p.UID, p.Mode), fmt.Sprintf("owner %d, mode %04o", m.UID, m.Mode&0o7777))
+	if a.plan.Engine.Kind == spec.Docker && p.Why != "shm" {
+		if n := tmpfsInodes(m.Super); n <= 0 || n > p.SizeBytes/spec.InodeBytes {
+			a.mountDiffer(m.Target, fmt.Sprintf("at most %d files", p.SizeBytes/spec.InodeBytes), n)
+		}
+	}
+	// Without the sticky bit, everyone may remove everyone's files: inode(7).
+	mode, sticky := m.Mode&0o7777, uint32(unix.S_ISVTX)
+	if mode&^p.Mode != 0 || p.Mode&sticky != mode&sticky || m.Target == spec.Home && (m.UID != p.UID || mode != p.Mode) {
+		a.mountDiffer(m.Target, fmt.Sprintf("owner %d, mode %04o", p.UID, p.Mode), fmt.Sprintf("owner %d, mode %04o", m.UID, mode))
+	}
+}
+
+// tmpfsInodes reads nr_inodes=… of the file system's options, 0 without one: tmpfs(5).
+func tmpfsInodes(super []string) int64 {
+	for _, o := range super {
+		if v, ok := strings.CutPrefix(o, "nr_inodes="); ok {
+			n, _ := strconv.ParseInt(v, 10, 64)
+			return n
+		}
+	}
+	return 0
+}
+
+// unpropagated: a slave gets what the host mounts below the source later.
+func (a *attestation) unpropagated(m wire.Mount) {
+	if slices.ContainsFunc(m.Propagation, func(p string) bool { return strings.HasPrefix(p, "master:") }) {
+		a.mountDiffer(m.Target, "private", strings.Join(m.Propagation, " "))
 	}
 }
 
@@ -136,6 +162,7 @@ func tmpfsSize(super []string) int64 {
 
 // ownMount is one of agentshim's own files, always read-only.
 func (a *attestation) ownMount(m wire.Mount, id fileID) {
+	a.unpropagated(m)
 	if m.Stat != "" || m.Dev != id.dev || m.Ino != id.ino {
 		a.mountDiffer(m.Target, "agentshim's own file", "another")
 	}
@@ -149,6 +176,10 @@ func (a *attestation) kernelMount(m wire.Mount) {
 		if a.plan.ReadOnlyRootfs {
 			a.needOption(m, "ro")
 		}
+	case below(m.Target, "/proc") && m.Type == "proc" && m.Dev == a.topMounts()["/proc"].Dev && m.Root == strings.TrimPrefix(m.Target, "/proc"):
+		a.needOptions(m, "ro")
+	case m.Root != "/" && !isDeviceBind(m) && !isMask(m):
+		a.mountDiffer(m.Target, "not mounted", fmt.Sprintf("%s of %s", m.Type, strconv.Quote(m.Root)))
 	case m.Target == "/proc" && m.Type == "proc", m.Target == "/dev/mqueue" && m.Type == "mqueue":
 		a.needOptions(m, "nosuid", "nodev", "noexec")
 	case m.Target == "/sys" && m.Type == "sysfs":
@@ -163,8 +194,6 @@ func (a *attestation) kernelMount(m wire.Mount) {
 			a.needOptions(m, "ro")
 		}
 	case isDeviceBind(m), below(m.Target, "/proc", "/sys") && isMask(m):
-	case below(m.Target, "/proc") && m.Type == "proc":
-		a.needOptions(m, "ro")
 	default:
 		a.mountDiffer(m.Target, "not mounted", fmt.Sprintf("%s of %s", m.Type, strconv.Quote(m.Root)))
 	}
