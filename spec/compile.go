@@ -244,8 +244,7 @@ func (c *compiler) mounts() error {
 	if err != nil {
 		return err
 	}
-	c.plan.Mounts = set.Mounts
-	c.plan.Warnings = append(slices.Clone(c.host.Engine.Notes), set.Warnings...)
+	c.plan.Mounts, c.plan.Warnings = set.Mounts, set.Warnings
 	for _, t := range set.BindNoExec {
 		c.gap("bind-noexec", true, "Docker can't mount %s noexec: programs in it can run", t)
 	}

@@ -207,6 +207,9 @@ func (p Plan) Text() string {
 	for _, n := range p.Gaps {
 		line("gap", "%s", n.text())
 	}
+	for _, n := range p.Engine.Notes {
+		line("note", "%s", n)
+	}
 	for _, w := range p.Warnings {
 		line("warning", "%s", w)
 	}
