@@ -136,7 +136,10 @@ func checkDir(dir string) error {
 	if !st.IsDir() {
 		return &os.PathError{Op: "chdir", Path: dir, Err: syscall.ENOTDIR}
 	}
-	return unix.Access(dir, unix.X_OK)
+	if err := unix.Access(dir, unix.X_OK); err != nil {
+		return &os.PathError{Op: "chdir", Path: dir, Err: err}
+	}
+	return nil
 }
 
 // lookPath finds the program as execvp(3) does: a name without a slash is looked
