@@ -51,8 +51,11 @@ func FuzzRecv(f *testing.F) {
 func FuzzHello(f *testing.F) {
 	for _, v := range []any{
 		Hello{Version: 1, FDs: map[int]string{0: "pipe:[1]"}, Mounts: []Mount{{Target: "/"}}, UIDMap: [][3]uint32{{0, 1, 2}}},
-		Exit{Code: -1, Signal: 9}, Launch{Args: []string{"a\xff"}, Env: []string{"A=1"}},
-		Refused{Reason: "workdir", Detail: "x"}, Probed{UDP4: "ENETUNREACH"}, File{Path: "/home/agent/x", Size: 1},
+		Exit{Code: -1, Signal: 9},
+		Launch{Args: []string{"a\xff"}, Env: []string{"A=1"}},
+		Refused{Reason: "workdir", Detail: "x"},
+		Probed{UDP4: "ENETUNREACH"},
+		File{Path: "/home/agent/x", Size: 1},
 	} {
 		b, err := json.Marshal(v)
 		if err != nil {
