@@ -3,6 +3,7 @@ package shim
 import (
 	"embed"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 )
@@ -17,19 +18,20 @@ var embedded embed.FS
 // PR_SET_DUMPABLE). Its owner can't read it either, and so can't check a copy
 // kept from an earlier run: every run has its own.
 func unpackInit(dir string) (string, error) {
-	b, err := embedded.ReadFile("embedded/agentshim-init")
+	src, err := embedded.Open("embedded/agentshim-init")
 	if err != nil {
 		return "", &Error{
 			Reason: ReasonInitMissing, Msg: "this agentshim was built without agentshim-init",
 			Hint: "build agentshim with make build",
 		}
 	}
+	defer src.Close()
 	p := filepath.Join(dir, "agentshim-init")
 	f, err := os.OpenFile(p, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o200)
 	if err != nil {
 		return "", fmt.Errorf("init: %w", err)
 	}
-	_, err = f.Write(b)
+	_, err = io.Copy(f, src)
 	if err == nil {
 		err = f.Chmod(0o111)
 	}

@@ -11,7 +11,6 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"runtime/debug"
 	"strings"
 	"time"
 
@@ -274,8 +273,6 @@ func (p *prepared) execute(ctx context.Context, rec *Record) (err error) {
 		return asError(err)
 	}
 	p.phases.done("prepare")
-	// What was read and compiled is not needed again; the shim waits for long.
-	debug.FreeOSMemory()
 	c, err := startContainer(ctx, p, paths)
 	if err != nil {
 		return err
