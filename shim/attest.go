@@ -11,6 +11,7 @@ import (
 	oci "github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
+	"github.com/agentshim/agentshim/netpolicy"
 	"github.com/agentshim/agentshim/shim/wire"
 	"github.com/agentshim/agentshim/spec"
 )
@@ -297,17 +298,9 @@ func (a *attestation) devices() {
 // maxNamed bounds a message: a privileged container has every device of the host.
 const maxNamed = 5
 
-// fallbackTunnels are devices the kernel puts, down, into every new network
-// namespace once their module is loaded. They need CAP_NET_ADMIN to be set up.
-var fallbackTunnels = []string{
-	"erspan0", "gre0", "gretap0", "ip6_vti0", "ip6gre0", "ip6tnl0", "ip_vti0", "sit0", "tunl0",
-}
-
 func (a *attestation) network() {
-	for _, name := range a.hello.Interfaces {
-		if name != "lo" && !slices.Contains(fallbackTunnels, name) {
-			a.differ("interface", "lo only", strconv.Quote(name))
-		}
+	for _, name := range a.plan.Egress.ExtraInterfaces(a.hello.Interfaces) {
+		a.differ("interface", fmt.Sprint(a.plan.Egress.Interfaces), strconv.Quote(name))
 	}
 	equal(a, "routes beyond loopback", 0, a.hello.Routes)
 }
@@ -355,14 +348,14 @@ const (
 
 // compareProbe returns every way out that the live probe found, or that did not
 // answer at once.
-func compareProbe(p wire.Probed) []Difference {
+func compareProbe(policy netpolicy.Policy, p wire.Probed) []Difference {
 	var diffs []Difference
 	for _, c := range []struct{ field, got string }{
 		{"network probe UDP IPv4", p.UDP4}, {"network probe UDP IPv6", p.UDP6},
 		{"network probe TCP IPv4", p.TCP4}, {"network probe TCP IPv6", p.TCP6}, {"network probe AF_VSOCK", p.VSock},
 		{"network probe ICMP", p.Ping},
 	} {
-		if !strings.HasPrefix(c.got, "E") {
+		if !policy.Refused(c.got) {
 			diffs = append(diffs, Difference{Field: c.field, Want: "refused at once", Got: strconv.Quote(c.got)})
 		}
 	}

@@ -140,7 +140,7 @@ func (c *container) probeNetwork(at *Attestation) ([]Difference, error) {
 	if err := c.expect(answerTimeout, wire.KindProbed, at.Probe); err != nil {
 		return nil, err
 	}
-	return compareProbe(*at.Probe), nil
+	return compareProbe(c.p.plan.Egress, *at.Probe), nil
 }
 
 func notProven(diffs []Difference) error {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/agentshim/agentshim/harness"
 	"github.com/agentshim/agentshim/mounts"
+	"github.com/agentshim/agentshim/netpolicy"
 	"github.com/agentshim/agentshim/seccomp"
 )
 
@@ -31,13 +32,13 @@ func Compile(h harness.Harness, host Host, o Options) (Plan, error) {
 	c.plan = Plan{
 		Version: PlanVersion, Name: h.Name, Engine: host.Engine, Image: host.Image,
 		ReadOnlyRootfs: !h.RootfsWritable, Labels: h.Labels,
-		Capabilities: slices.Clone(h.Capabilities), Egress: Egress{Mode: h.Egress.Mode},
+		Capabilities: slices.Clone(h.Capabilities),
 	}
 	if c.plan.Capabilities == nil {
 		c.plan.Capabilities = []string{}
 	}
 	for _, step := range []func() error{
-		c.engine, c.identity, c.image, c.limits, c.mounts, c.kernel, c.seccomp, c.process, c.etc, c.notes,
+		c.engine, c.identity, c.image, c.limits, c.mounts, c.kernel, c.seccomp, c.egress, c.process, c.etc, c.notes,
 	} {
 		c.errs = append(c.errs, step())
 	}
@@ -294,6 +295,12 @@ func (c *compiler) seccomp() error {
 	}
 	c.plan.Seccomp, c.plan.SeccompDigest = policy, "sha256:"+policy.Digest()
 	return nil
+}
+
+func (c *compiler) egress() error {
+	policy, err := netpolicy.Compile(c.h.Egress)
+	c.plan.Egress = policy
+	return err
 }
 
 // notes adds what holds for the whole plan and refuses what is not accepted.

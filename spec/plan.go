@@ -8,6 +8,7 @@ import (
 	"fmt"
 
 	"github.com/agentshim/agentshim/mounts"
+	"github.com/agentshim/agentshim/netpolicy"
 	"github.com/agentshim/agentshim/seccomp"
 )
 
@@ -62,7 +63,7 @@ type Plan struct {
 	ReadonlyPaths []string          `json:"readonlyPaths"`
 	Sysctls       map[string]string `json:"sysctls"`
 	Labels        map[string]string `json:"labels,omitempty"`
-	Egress        Egress            `json:"egress"`
+	Egress        netpolicy.Policy  `json:"egress"`
 	// SeccompDigest identifies the system call policy.
 	SeccompDigest string `json:"seccompDigest"`
 	// Widenings are what the file opened; Gaps what this host can't enforce.
@@ -135,12 +136,6 @@ type Limits struct {
 	NProc       uint64  `json:"nproc"`
 	Core        uint64  `json:"core"`
 	ShmBytes    int64   `json:"shmBytes"`
-}
-
-// Egress is the network policy of the run.
-type Egress struct {
-	// Mode is deny-all: no interface but loopback.
-	Mode string `json:"mode"`
 }
 
 // Note is one widening or gap.
