@@ -92,7 +92,7 @@ func (c *container) drive(ctx context.Context, rec *Record) error {
 		return err
 	}
 	c.p.phases.done("launch")
-	exit, err := c.stream(ctx)
+	exit, err := c.stream()
 	if err != nil {
 		return err
 	}
@@ -283,7 +283,7 @@ func refusedByInit(r wire.Refused) error {
 
 // stream carries the harness's streams until it has ended and all of its output
 // is written.
-func (c *container) stream(ctx context.Context) (wire.Exit, error) {
+func (c *container) stream() (wire.Exit, error) {
 	s := c.newStreams()
 	var exit wire.Exit
 	for {

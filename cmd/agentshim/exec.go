@@ -15,6 +15,9 @@ import (
 	"github.com/agentshim/agentshim/spec"
 )
 
+// slowStart is when a person begins to wonder.
+const slowStart = 5 * time.Second
+
 type execFlags struct {
 	specFlags
 	result  string
@@ -61,7 +64,12 @@ func (f *execFlags) run(cmd *cobra.Command, words []string) error {
 	job.Log = func(format string, args ...any) { logrus.Debugf(format, args...) }
 	if !f.quiet {
 		job.Progress = os.Stderr
-		job.Proven = func(p spec.Plan, a shim.Attestation) { printProven(os.Stderr, p, a) }
+		slow := time.AfterFunc(slowStart, func() { fmt.Fprintln(os.Stderr, "agentshim: the engine is still starting the container") })
+		defer slow.Stop()
+		job.Proven = func(p spec.Plan, a shim.Attestation) {
+			slow.Stop()
+			printProven(os.Stderr, p, a)
+		}
 	}
 	rec, err := shim.Run(cmd.Context(), job)
 	if f.result != "" {
