@@ -1,3 +1,9 @@
+// The runtime neither reads the container's processor limits nor keeps their files
+// open: init sets its own.
+//
+//go:debug containermaxprocs=0
+//go:debug updatemaxprocs=0
+
 // Command agentshim-init is PID 1 inside an agent's container. It shows the shim
 // the container's posture, waits for its word, runs the harness and ends the
 // container when the harness or the shim is gone.
