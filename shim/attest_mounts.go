@@ -123,8 +123,8 @@ func (a *attestation) plannedTmpfs(m wire.Mount, p mounts.Mount) {
 	}
 	// Without the sticky bit, everyone may remove everyone's files: inode(7).
 	mode, sticky := m.Mode&0o7777, uint32(unix.S_ISVTX)
-	if mode&^p.Mode != 0 || p.Mode&sticky != mode&sticky || m.Target == spec.Home && (m.UID != p.UID || mode != p.Mode) {
-		a.mountDiffer(m.Target, fmt.Sprintf("owner %d, mode %04o", p.UID, p.Mode), fmt.Sprintf("owner %d, mode %04o", m.UID, mode))
+	if mode&^p.Mode != 0 || p.Mode&sticky != mode&sticky || m.Target == spec.Home && (m.UID != p.UID || m.GID != p.GID || mode != p.Mode) {
+		a.mountDiffer(m.Target, fmt.Sprintf("owner %d:%d, mode %04o", p.UID, p.GID, p.Mode), fmt.Sprintf("owner %d:%d, mode %04o", m.UID, m.GID, mode))
 	}
 }
 

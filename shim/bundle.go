@@ -163,7 +163,7 @@ type configuration struct {
 func compareConfig(plan spec.Plan, host spec.Host, run spec.RunPaths, got *oci.Spec) []Difference {
 	c := configuration{attestation: attestation{plan: plan, host: host}, got: got, run: run}
 	if got.Process == nil || got.Root == nil || got.Linux == nil {
-		c.differ("config", "process, root and linux", "incomplete")
+		c.attestation.differ("config", "process, root and linux", "incomplete")
 		return c.diffs
 	}
 	for _, check := range []func(){
