@@ -11,6 +11,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -143,10 +144,21 @@ func (p *prepared) probe(ctx context.Context) error {
 	p.host, p.adapter = host, adapter
 	p.host.Mounts, err = mounts.Probe(h, mounts.ProbePaths{
 		Home: homeFolder(p.job.getenv), UID: host.Caller.UID, GID: host.Caller.GID, Groups: host.Caller.Groups,
-		Protected:    append([]string{p.folders.state, p.folders.runtime}, host.Engine.Dirs...),
+		Protected:    slices.Concat([]string{p.folders.state, p.folders.runtime}, host.Engine.Dirs, engineStores(homeFolder(p.job.getenv))),
 		KnownSockets: p.knownSockets(),
 	})
 	return asError(err)
+}
+
+// engineStores are the data folders of every engine at their default places: those
+// of an engine that this run does not use hold other containers' files too.
+func engineStores(home string) []string {
+	dirs := []string{"/var/lib/containerd", "/var/lib/containers", "/var/lib/docker"}
+	if filepath.IsAbs(home) {
+		data := filepath.Join(home, ".local", "share")
+		dirs = append(dirs, filepath.Join(data, "containers"), filepath.Join(data, "docker"))
+	}
+	return dirs
 }
 
 // knownSockets are sockets the caller's environment names.
