@@ -34,6 +34,7 @@ func ProbeMachine() (spec.Machine, error) {
 	return spec.Machine{
 		OS: runtime.GOOS, Arch: runtime.GOARCH, Kernel: kernel,
 		MemoryBytes: int64(mem.Totalram) * int64(mem.Unit),
+		IPv6:        pathExists("/proc/sys/net/ipv6"),
 		Namespaces:  namespaces,
 		SELinux:     fileIs("/sys/fs/selinux/enforce", "1"),
 		AppArmor:    fileIs("/sys/module/apparmor/parameters/enabled", "Y"),
@@ -46,6 +47,11 @@ func kernelRelease() (string, error) {
 		return "", fmt.Errorf("uname: %w", err)
 	}
 	return unix.ByteSliceToString(uts.Release[:]), nil
+}
+
+func pathExists(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil
 }
 
 func fileIs(path, want string) bool {

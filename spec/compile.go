@@ -285,6 +285,10 @@ func (c *compiler) kernel() error {
 		"net.ipv4.ping_group_range":           "1 0",
 		"net.ipv4.ip_unprivileged_port_start": "0",
 	}
+	if c.host.Machine.IPv6 {
+		// Docker turns IPv6 off in a container without a network, and with it ::1.
+		p.Sysctls["net.ipv6.conf.all.disable_ipv6"] = "0"
+	}
 	return nil
 }
 

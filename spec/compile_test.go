@@ -57,7 +57,7 @@ func image() Image {
 }
 
 func machine() Machine {
-	return Machine{OS: "linux", Arch: "amd64", Kernel: "6.1.0", MemoryBytes: 16 << 30}
+	return Machine{OS: "linux", Arch: "amd64", Kernel: "6.1.0", MemoryBytes: 16 << 30, IPv6: true}
 }
 
 func facts() mounts.Facts {

@@ -100,6 +100,8 @@ type Machine struct {
 	Arch        string `json:"arch"`
 	Kernel      string `json:"kernel"`
 	MemoryBytes int64  `json:"memoryBytes"`
+	// IPv6 says that the kernel has IPv6.
+	IPv6 bool `json:"ipv6"`
 	// Namespaces are the caller's own, "kind:[inode]" by kind; a container's must differ.
 	Namespaces map[string]string `json:"-"`
 	SELinux    bool              `json:"selinux"`

@@ -19,6 +19,7 @@ var sysctls = []string{
 	"net.ipv4.ping_group_range",
 	"net.ipv4.ip_unprivileged_port_start",
 	"net.ipv4.ip_forward",
+	"net.ipv6.conf.all.disable_ipv6",
 	"kernel.yama.ptrace_scope",
 }
 
