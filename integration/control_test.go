@@ -62,7 +62,7 @@ func (tr tried) detail(t *testing.T, op ...string) string {
 	return strings.TrimPrefix(strings.TrimPrefix(got, "ok"), ": ")
 }
 
-func outcomes(t *testing.T, r result, ops attempts) tried {
+func endings(t *testing.T, r result, ops attempts) tried {
 	t.Helper()
 	r.ok(t)
 	var all []string
@@ -103,7 +103,7 @@ func (s setup) try(t *testing.T, fields spec, ops attempts) (tried, shim.Record)
 	state := s.private(t)
 	file := s.write(t, withHelper(t, fields))
 	r := s.call(t, call{State: state}, "exec", "--spec", file, "--", ops.json(t))
-	return outcomes(t, r, ops), record(t, state)
+	return endings(t, r, ops), record(t, state)
 }
 
 // control makes the attempts in a container of the bare engine's.
@@ -117,7 +117,7 @@ func (s setup) control(t *testing.T, flags []string, ops attempts) tried {
 	if !slices.Contains(flags, "--") {
 		args = append(args, "--", "agentshim/hello:test")
 	}
-	return outcomes(t, s.bare(t, append(args, ops.json(t))...), ops)
+	return endings(t, s.bare(t, append(args, ops.json(t))...), ops)
 }
 
 // trial is one attempt, how it must end in the sandbox, and how it ends in the
