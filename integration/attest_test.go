@@ -77,7 +77,7 @@ var deviations = []deviation{
 	{name: "hook", global: []string{"--hooks-dir=%hooks"}, on: []string{"podman-root"}, want: []string{"config hook: "}},
 
 	{name: "mount", joins: true, add: []string{"--mount=type=bind,source=/usr/share,target=/extra,readonly"}, want: []string{`mount "/extra": want not mounted`}},
-	{name: "tmpfs", joins: true, add: []string{"--tmpfs=/extra"}, want: []string{`mount "/extra": want not mounted`}},
+	{name: "tmpfs", joins: true, add: []string{"--tmpfs=/more"}, want: []string{`mount "/more": want not mounted`}},
 	{name: "larger tmpfs", joins: true, drop: []string{"--tmpfs=/tmp:*"}, add: []string{"--tmpfs=/tmp:rw,nosuid,nodev,exec,size=1g,mode=1777"}, want: []string{`mount "/tmp": want at most 536870912 bytes`}},
 	{name: "no tmpfs", joins: true, drop: []string{"--tmpfs=/run:*"}, want: []string{`mount "/run": want mounted`}},
 	{name: "writable root", joins: true, drop: []string{"--read-only"}, want: []string{`mount "/": want ro`}},
@@ -233,6 +233,14 @@ func TestDeviatingEngine(t *testing.T) {
 			r.ok(t)
 			if !started {
 				t.Error("the agent left no marker")
+			}
+			want := "compared"
+			if !s.root() {
+				uid, _ := s.ids(t)
+				want = fmt.Sprintf("not readable by uid %d", uid)
+			}
+			if got := record(t, d.state).Attestation.Bundle; got != want {
+				t.Errorf("the engine's config: %q, want %q", got, want)
 			}
 		})
 		for _, dev := range s.deviations() {
