@@ -141,12 +141,12 @@ func TestDefaultLimits(t *testing.T) {
 func TestRootlessLimits(t *testing.T) {
 	each(t, func(t *testing.T, s setup) {
 		const name = "rootless-cgroup-limits"
-		r := s.sh(t, spec{"accept": []string{}, "resources": bounded, "home": map[string]any{"sizeMb": 8}, "tmpSizeMb": 8}, "true")
+		file := s.write(t, small(spec{"accept": []string{}, "resources": bounded}))
 		if !s.rootless() {
-			r.ok(t)
+			s.call(t, call{}, "plan", "--spec", file).ok(t)
 			return
 		}
-		r.refused(t, shim.ReasonGap)
+		r := s.exec(t, file, "true").refused(t, shim.ReasonGap)
 		if !strings.Contains(r.Stderr, name) {
 			t.Errorf("the gap is not named: %s", r.Stderr)
 		}
