@@ -505,23 +505,59 @@ func TestHomeIsEmpty(t *testing.T) {
 	})
 }
 
+// TestImageFolderModes: the modes of an image's folders don't become those of the
+// tmpfs on top of them, as a runtime would have it.
+func TestImageFolderModes(t *testing.T) {
+	each(t, func(t *testing.T, s setup) {
+		uid, gid := s.agent(t)
+		image := s.importTree(t, func(root string) error {
+			var errs []error
+			for dir, mode := range map[string]os.FileMode{"home/agent": 0o777, "tmp": 0o711, "run": 0o777, "data": 0o777 | os.ModeSticky} {
+				p := filepath.Join(root, dir)
+				errs = append(errs, os.MkdirAll(p, 0o755), os.Chmod(p, mode))
+			}
+			return errors.Join(errs...)
+		}, "--change=VOLUME /data")
+		trials := []trial{
+			{name: "home", op: []string{"stat", "/home/agent"}, want: fmt.Sprintf("ok: %d:%d 0700", uid, gid)},
+			{name: "tmp", op: []string{"create", "/tmp"}, want: "ok"},
+			{name: "run", op: []string{"stat", "/run"}, want: fmt.Sprintf("ok: %d:%d 0755", uid, gid)},
+		}
+		if s.engine == "docker" {
+			trials = append(trials, trial{name: "volume", op: []string{"stat", "/data"}, want: fmt.Sprintf("ok: %d:%d 0755", uid, gid)})
+		}
+		sandbox, _ := s.try(t, spec{"image": image}, of(trials))
+		judge(t, trials, sandbox, sandbox)
+	})
+}
+
 // importImage makes an image of empty files.
 func (s setup) importImage(t *testing.T, files ...string) string {
 	t.Helper()
+	return s.importTree(t, func(root string) error {
+		var errs []error
+		for _, f := range files {
+			p := filepath.Join(root, f)
+			errs = append(errs, os.MkdirAll(filepath.Dir(p), 0o755), os.WriteFile(p, nil, 0o644))
+		}
+		return errors.Join(errs...)
+	})
+}
+
+// importTree makes an image of what build puts into a folder.
+func (s setup) importTree(t *testing.T, build func(root string) error, flags ...string) string {
+	t.Helper()
 	dir, tag := s.folder(t), "agentshim/"+s.name+"-"+filepath.Base(s.folder(t))+":test"
 	root := filepath.Join(dir, "root")
-	for _, f := range files {
-		p := filepath.Join(root, f)
-		if err := errors.Join(os.MkdirAll(filepath.Dir(p), 0o755), os.WriteFile(p, nil, 0o644)); err != nil {
-			t.Fatal(err)
-		}
+	if err := errors.Join(os.Mkdir(root, 0o755), build(root)); err != nil {
+		t.Fatal(err)
 	}
 	tar := filepath.Join(dir, "root.tar")
-	if out, err := exec.Command("tar", "--create", "--file="+tar, "--directory="+root, ".").CombinedOutput(); err != nil {
+	if out, err := exec.Command("tar", "--create", "--file="+tar, "--owner=0", "--group=0", "--directory="+root, ".").CombinedOutput(); err != nil {
 		t.Fatalf("tar: %v\n%s", err, out)
 	}
 	tag = strings.ToLower(tag)
-	s.bare(t, "import", tar, tag).ok(t)
+	s.bare(t, append(append([]string{"import"}, flags...), tar, tag)...).ok(t)
 	t.Cleanup(func() { s.bare(t, "rmi", tag) })
 	return tag
 }

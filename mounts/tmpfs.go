@@ -42,7 +42,7 @@ func tmpfs(h harness.Harness, t Target) ([]Mount, problems) {
 	if h.Home.NoExec {
 		home.NoExec, home.NoExecBy = true, ByFlag
 	}
-	tmp := ownTmpfs("/tmp", WhyTmp, size("$.tmpSizeMb", h.TmpSizeMB, defaultDiskMB), 0o1777, Target{})
+	tmp := ownTmpfs("/tmp", WhyTmp, size("$.tmpSizeMb", h.TmpSizeMB, defaultDiskMB), 0o1777, t)
 	shm := ownTmpfs("/dev/shm", WhyShm, size("$.resources.shmMb", h.Resources.ShmMB, defaultShmMB), 0o1777, Target{})
 	shm.NoExec, shm.NoExecBy = true, ByFlag
 	return []Mount{home, tmp, ownTmpfs("/run", WhyRun, runBytes, 0o755, t), shm}, ps

@@ -3,7 +3,6 @@ package shim
 import (
 	"fmt"
 	"maps"
-	"path"
 	"slices"
 	"strconv"
 	"strings"
@@ -227,22 +226,12 @@ func (a *attestation) cgroup() {
 func (a *attestation) descriptors() {
 	for _, fd := range slices.Sorted(maps.Keys(a.hello.FDs)) {
 		link := a.hello.FDs[fd]
-		own := fd > 2 && runtimeFile(link)
+		own := fd > 2 && (link == "anon_inode:[eventpoll]" || link == "anon_inode:[eventfd]")
 		stream := fd <= 2 && (strings.HasPrefix(link, "pipe:") || strings.HasPrefix(link, "socket:") || link == "/dev/null")
 		if !own && !stream {
 			a.differ(fmt.Sprintf("descriptor %d", fd), "none", link)
 		}
 	}
-}
-
-// runtimeFile reports what the Go runtime holds: its poller, and the read-only
-// files it takes GOMAXPROCS from.
-func runtimeFile(link string) bool {
-	switch path.Base(link) {
-	case "cpu.max", "cpu.cfs_quota_us", "cpu.cfs_period_us":
-		return strings.HasPrefix(link, "/sys/fs/cgroup/")
-	}
-	return link == "anon_inode:[eventpoll]" || link == "anon_inode:[eventfd]"
 }
 
 // environ: what the engines set by themselves, with harmless values.

@@ -133,7 +133,7 @@ func (c *container) prove(rec *Record) error {
 }
 
 func (c *container) probeNetwork(at *Attestation) ([]Difference, error) {
-	if err := c.send(c.conn.Send(wire.KindProbe, 0, nil)); err != nil {
+	if err := c.send(func() error { return c.conn.Send(wire.KindProbe, 0, nil) }); err != nil {
 		return nil, err
 	}
 	at.Probe = &wire.Probed{}
@@ -183,22 +183,21 @@ func (c *container) launch() error {
 		}
 	}
 	args, env := c.p.plan.Launch(c.p.job.Harness, c.p.values)
-	err := c.conn.SendJSON(wire.KindLaunch, wire.Launch{
-		Args: args, Env: env, Dir: c.p.plan.Process.Cwd, RuntimeDir: c.p.plan.Process.RuntimeDir,
-	})
-	if err := c.send(err); err != nil {
+	launch := wire.Launch{Args: args, Env: env, Dir: c.p.plan.Process.Cwd, RuntimeDir: c.p.plan.Process.RuntimeDir}
+	if err := c.send(func() error { return c.conn.SendJSON(wire.KindLaunch, launch) }); err != nil {
 		return err
 	}
 	return c.expect(answerTimeout, wire.KindStarted, nil)
 }
 
 func (c *container) sendFile(f homeFile) error {
-	if err := c.send(c.conn.SendJSON(wire.KindFile, wire.File{Path: f.target, Size: int64(len(f.content))})); err != nil {
+	file := wire.File{Path: f.target, Size: int64(len(f.content))}
+	if err := c.send(func() error { return c.conn.SendJSON(wire.KindFile, file) }); err != nil {
 		return err
 	}
 	for b := f.content; len(b) > 0; {
 		n := min(len(b), wire.MaxData)
-		if err := c.send(c.conn.Send(wire.KindFileData, 0, b[:n])); err != nil {
+		if err := c.send(func() error { return c.conn.Send(wire.KindFileData, 0, b[:n]) }); err != nil {
 			return err
 		}
 		b = b[n:]
@@ -206,9 +205,18 @@ func (c *container) sendFile(f homeFile) error {
 	return nil
 }
 
-// send turns a failed write into the reason for it. A protocol error is a value
-// too large for a frame.
-func (c *container) send(err error) error {
+// watchdog kills the engine's client unless it is stopped in time: who waits for
+// init gets an error.
+func (c *container) watchdog(timeout time.Duration) *time.Timer {
+	return time.AfterFunc(timeout, func() { _ = c.proc.Signal(syscall.SIGKILL) })
+}
+
+// send bounds a write and turns its failure into the reason for it. A protocol
+// error is a value too large for a frame.
+func (c *container) send(write func() error) error {
+	timer := c.watchdog(answerTimeout)
+	err := write()
+	timer.Stop()
 	switch {
 	case err == nil:
 		return nil
@@ -241,9 +249,9 @@ func (c *container) expect(timeout time.Duration, kind wire.Kind, v any) error {
 	return nil
 }
 
-// recv bounds the wait for one frame. When it passes, the lifeline is cut.
+// recv bounds the wait for one frame.
 func (c *container) recv(timeout time.Duration) (wire.Frame, error) {
-	timer := time.AfterFunc(timeout, func() { _ = c.proc.Signal(syscall.SIGKILL) })
+	timer := c.watchdog(timeout)
 	f, err := c.conn.Recv()
 	if !timer.Stop() && err != nil {
 		return f, &Error{Reason: ReasonEngineLost, Msg: fmt.Sprintf("no answer from the container in %v", timeout), Err: err}

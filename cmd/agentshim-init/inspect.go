@@ -146,6 +146,7 @@ func (l *look) mounts() {
 	for line := range strings.Lines(string(b)) {
 		m, err := parseMount(strings.TrimSuffix(line, "\n"))
 		l.fail("mountinfo", err)
+		setMode(m)
 		statMount(&m)
 		l.Mounts = append(l.Mounts, m)
 	}
@@ -180,6 +181,25 @@ func unescape(s string) string {
 		b.WriteByte(s[i])
 	}
 	return b.String()
+}
+
+// modes of the tmpfs that are known by their path; any other is for its owner to write.
+var modes = map[string]uint32{wire.HomeDir: 0o700, "/tmp": unix.S_ISVTX | 0o777}
+
+// setMode corrects the mode of a tmpfs of this user's: a runtime gives it that of
+// the image's folder it covers (runc 1.1). What can't be changed shows in the hello.
+func setMode(m wire.Mount) {
+	var st unix.Stat_t
+	if m.Type != "tmpfs" || unix.Lstat(m.Target, &st) != nil || int(st.Uid) != os.Geteuid() {
+		return
+	}
+	mode, known := modes[m.Target]
+	if !known {
+		mode = st.Mode & 0o755
+	}
+	if m.Target != "/dev/shm" && mode != st.Mode&0o7777 {
+		_ = unix.Chmod(m.Target, mode)
+	}
 }
 
 func statMount(m *wire.Mount) {

@@ -34,9 +34,6 @@ func main() {
 	}
 	defaultSignals()
 	reserveThreads()
-	// A runtime gives a tmpfs the mode of the image's folder that it covers (runc 1.1);
-	// the home is this user's own. Hello shows whether it is as planned.
-	_ = os.Chmod(wire.HomeDir, 0o700)
 	hello := inspect()
 	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
 		fatal("prctl PR_SET_DUMPABLE", err)
