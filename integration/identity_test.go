@@ -64,7 +64,7 @@ func (s setup) hostOwner(t *testing.T) (uid, gid int) {
 }
 
 // own gives everything below dir to the one who would own the agent's files.
-func (s setup) own(t *testing.T, dir string) string {
+func (s setup) own(t *testing.T, dir string) {
 	t.Helper()
 	uid, gid := s.hostOwner(t)
 	err := filepath.WalkDir(dir, func(path string, _ fs.DirEntry, err error) error {
@@ -76,7 +76,6 @@ func (s setup) own(t *testing.T, dir string) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return dir
 }
 
 // notOwnedBy lists what lies below dir and belongs to somebody else.

@@ -5,7 +5,6 @@ import (
 	"bytes"
 	"crypto/sha256"
 	"encoding/base64"
-	"encoding/json"
 	"fmt"
 	"io"
 	"net"
@@ -95,7 +94,7 @@ func loginFolder(t *testing.T, addr string) string {
 		t.Fatal(err)
 	}
 	auth := base64.StdEncoding.EncodeToString([]byte(registryUser + ":" + registryPassword))
-	b := mustJSON(t, map[string]any{"auths": map[string]any{addr: map[string]string{"auth": auth}}})
+	b := []byte(mustJSON(t, map[string]any{"auths": map[string]any{addr: map[string]string{"auth": auth}}}))
 	mustWrite(t, filepath.Join(dir, "config.json"), string(b))
 	return dir
 }
@@ -117,18 +116,18 @@ func mustWrite(t *testing.T, path, text string) {
 func (r *registry) push(t *testing.T, name, version, arch string) {
 	t.Helper()
 	layer := imageTar(t, version)
-	config := mustJSON(t, map[string]any{
+	config := []byte(mustJSON(t, map[string]any{
 		"os": "linux", "architecture": arch, "config": map[string]any{},
 		"rootfs": map[string]any{"type": "layers", "diff_ids": []string{digest(layer)}},
-	})
+	}))
 	descriptor := func(media string, blob []byte) map[string]any {
 		return map[string]any{"mediaType": media, "digest": digest(blob), "size": len(blob)}
 	}
-	manifest := mustJSON(t, map[string]any{
+	manifest := []byte(mustJSON(t, map[string]any{
 		"schemaVersion": 2, "mediaType": manifestType,
 		"config": descriptor("application/vnd.docker.container.image.v1+json", config),
 		"layers": []any{descriptor("application/vnd.docker.image.rootfs.diff.tar", layer)},
-	})
+	}))
 	for _, blob := range [][]byte{layer, config} {
 		place := r.send(t, http.MethodPost, "http://"+r.addr+"/v2/"+name+"/blobs/uploads/", "", nil)
 		r.send(t, http.MethodPut, place+"&digest="+digest(blob), "application/octet-stream", blob)
@@ -162,15 +161,6 @@ func (r *registry) send(t *testing.T, method, url, media string, body []byte) st
 }
 
 func digest(b []byte) string { return fmt.Sprintf("sha256:%x", sha256.Sum256(b)) }
-
-func mustJSON(t *testing.T, v any) []byte {
-	t.Helper()
-	b, err := json.Marshal(v)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return b
-}
 
 func mustLookPath(t *testing.T, name string) string {
 	t.Helper()

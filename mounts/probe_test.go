@@ -57,10 +57,9 @@ func (w *world) must(err error) {
 	}
 }
 
-func (w *world) dir(rel string) string {
+func (w *world) dir(rel string) {
 	w.t.Helper()
 	w.must(os.MkdirAll(w.at(rel), 0o755))
-	return w.at(rel)
 }
 
 func (w *world) file(rel, text string) string {

@@ -62,8 +62,8 @@ func applies(s *moby.Syscall, goarch string) bool {
 }
 
 func names(s *moby.Syscall) []string {
-	if s.Name != "" {
-		return []string{s.Name}
+	if s.Name != "" { //nolint:staticcheck // the old form of a profile is still valid
+		return []string{s.Name} //nolint:staticcheck // as above
 	}
 	return s.Names
 }

@@ -213,8 +213,9 @@ func ne(index uint, value uint64) oci.LinuxSeccompArg {
 	return oci.LinuxSeccompArg{Index: index, Value: value, Op: oci.OpNotEqual}
 }
 
-func gt(index uint, value uint64) oci.LinuxSeccompArg {
-	return oci.LinuxSeccompArg{Index: index, Value: value, Op: oci.OpGreaterThan}
+// gt compares the first argument.
+func gt(value uint64) oci.LinuxSeccompArg {
+	return oci.LinuxSeccompArg{Value: value, Op: oci.OpGreaterThan}
 }
 
 // masked holds when the bits of mask in the argument equal those of value.
@@ -233,7 +234,7 @@ func socketClauses() []clause {
 		allow(eq(0, afInet6)),
 		allow(eq(0, afNetlink), eq(2, netlinkRoute)),
 		refuse(ePROTONOSUPPORT, eq(0, afNetlink), ne(2, netlinkRoute)),
-		refuse(eAFNOSUPPORT, gt(0, afNetlink)),
+		refuse(eAFNOSUPPORT, gt(afNetlink)),
 	}
 	for family := uint64(0); family < afNetlink; family++ {
 		if family != afUnix && family != afInet && family != afInet6 {

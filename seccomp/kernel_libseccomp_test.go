@@ -3,6 +3,7 @@
 package seccomp
 
 import (
+	"errors"
 	"bytes"
 	"encoding/json"
 	"fmt"
@@ -90,13 +91,14 @@ func inChild(t *testing.T, j job) []syscall.Errno {
 	if err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.Command(os.Args[0], "-test.run=^$") //nolint:forbidigo // the test itself, re-executed
+	cmd := exec.Command(os.Args[0], "-test.run=^$")
 	cmd.Env = []string{childEnv + "=1"}
 	cmd.Stdin = bytes.NewReader(input)
 	out, err := cmd.Output()
 	if err != nil {
 		var stderr []byte
-		if e, ok := err.(*exec.ExitError); ok {
+		var e *exec.ExitError
+		if errors.As(err, &e) {
 			stderr = e.Stderr
 		}
 		t.Fatalf("child: %v\n%s%s", err, out, stderr)
@@ -231,12 +233,12 @@ func kernelCalls() []call {
 // The filter judges a 32-bit program by the same rules; socketcall hides nothing.
 func TestKernelAnswers386(t *testing.T) {
 	helper := filepath.Join(t.TempDir(), "calls386")
-	build := exec.Command("go", "build", "-o", helper, "./testdata/calls386") //nolint:forbidigo // a test helper for another ABI
+	build := exec.Command("go", "build", "-o", helper, "./testdata/calls386")
 	build.Env = append(os.Environ(), "GOARCH=386", "CGO_ENABLED=0", "GOFLAGS=")
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("go build: %v\n%s", err, out)
 	}
-	if err := exec.Command(helper).Run(); err != nil { //nolint:forbidigo // can this kernel run it at all?
+	if err := exec.Command(helper).Run(); err != nil {
 		need(t, "a kernel with the i386 ABI: %v", err)
 	}
 	control := []syscall.Errno{0, 0, 0, 0, 0, 0, unix.EOPNOTSUPP, unix.EINVAL, unix.EINVAL}

@@ -340,8 +340,11 @@ const (
 func compareProbe(policy netpolicy.Policy, p wire.Probed) []Difference {
 	var diffs []Difference
 	for _, c := range []struct{ field, got string }{
-		{"network probe UDP IPv4", p.UDP4}, {"network probe UDP IPv6", p.UDP6},
-		{"network probe TCP IPv4", p.TCP4}, {"network probe TCP IPv6", p.TCP6}, {"network probe AF_VSOCK", p.VSock},
+		{"network probe UDP IPv4", p.UDP4},
+		{"network probe UDP IPv6", p.UDP6},
+		{"network probe TCP IPv4", p.TCP4},
+		{"network probe TCP IPv6", p.TCP6},
+		{"network probe AF_VSOCK", p.VSock},
 		{"network probe ICMP", p.Ping},
 	} {
 		if !policy.Refused(c.got) {
