@@ -431,6 +431,9 @@ func TestEnvDoesNotSteerInit(t *testing.T) {
 			}
 		}
 		t.Run("image's alone", func(t *testing.T) {
+			if !s.full() {
+				return // the same variables, one source fewer
+			}
 			file := s.write(t, spec{"image": "agentshim/env:test", "harness": map[string]any{"binary": "env", "prefixArgs": []string{"-0"}, "promptMode": "stdin"}})
 			got := environ(s.call(t, call{}, "exec", "--spec", file).ok(t).Stdout)
 			if v, ok := got["LD_PRELOAD"]; ok {
