@@ -83,6 +83,9 @@ func Probe(h harness.Harness, p ProbePaths) (Facts, error) {
 	if err := probeSources(&f, all, live, p); err != nil {
 		return Facts{}, err
 	}
+	if err := probeLinks(f, h, all); err != nil {
+		return Facts{}, err
+	}
 	if err := probeNested(&f, all); err != nil {
 		return Facts{}, err
 	}

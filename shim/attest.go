@@ -156,22 +156,28 @@ func (a *attestation) namespaces() {
 	}
 }
 
-// idMap checks that with keep-id the agent's files are the caller's: 0 of the
-// engine's user namespace is the caller.
+// idMap checks that on a rootless engine the agent's files are the caller's. With
+// keep-id the parent is the engine's user namespace, where 0 is the caller; uid 0
+// runs in that namespace itself, whose parent is the host's.
 func (a *attestation) idMap() {
-	if !strings.HasPrefix(a.plan.Identity.Userns, "keep-id") {
+	var uid, gid uint32
+	switch {
+	case strings.HasPrefix(a.plan.Identity.Userns, "keep-id"):
+	case a.plan.Engine.Rootless && a.plan.Identity.UID == 0 && a.plan.Identity.Userns == "":
+		uid, gid = a.host.Caller.UID, a.host.Caller.GID
+	default:
 		return
 	}
-	check := func(field string, m [][3]uint32, id uint32) {
+	check := func(field string, m [][3]uint32, id, caller uint32) {
 		for _, e := range m {
-			if id >= e[0] && id-e[0] < e[2] && e[1]+(id-e[0]) == 0 {
+			if id >= e[0] && id-e[0] < e[2] && e[1]+(id-e[0]) == caller {
 				return
 			}
 		}
 		a.differ(field, fmt.Sprintf("%d mapped to the caller", id), m)
 	}
-	check("uid map", a.hello.UIDMap, a.plan.Identity.UID)
-	check("gid map", a.hello.GIDMap, a.plan.Identity.GID)
+	check("uid map", a.hello.UIDMap, a.plan.Identity.UID, uid)
+	check("gid map", a.hello.GIDMap, a.plan.Identity.GID, gid)
 }
 
 func (a *attestation) kernelPaths() {

@@ -10,7 +10,10 @@ import (
 	"slices"
 	"strings"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/agentshim/agentshim/harness"
+	"github.com/agentshim/agentshim/mounts"
 	"github.com/agentshim/agentshim/shim/wire"
 	"github.com/agentshim/agentshim/spec"
 )
@@ -35,7 +38,7 @@ func (p *prepared) readValues() error {
 		return err
 	}
 	for _, f := range p.job.Harness.Home.Files {
-		b, err := readBounded(p.hostPath(f.Source), wire.MaxFile)
+		b, err := p.readHostFile(f.Source, wire.MaxFile)
 		if err != nil {
 			return &Error{Reason: ReasonMount, Msg: fmt.Sprintf("home file %q", f.Source), Err: err, Hint: "home.files copies readable files of at most 64 MiB"}
 		}
@@ -55,21 +58,34 @@ func (p *prepared) hostPath(path string) string {
 	return filepath.Join(p.job.Harness.Dir, path)
 }
 
+// readHostFile reads a file that the harness file names. Its way may not lead
+// through a link that an agent may have made, now or while it is being read.
+func (p *prepared) readHostFile(name string, limit int64) ([]byte, error) {
+	real, err := mounts.Resolve(p.hostPath(name), mounts.AgentFolders(p.job.Harness, p.host.Mounts))
+	if err != nil {
+		return nil, err
+	}
+	return readBounded(real, limit)
+}
+
 // readBounded reads a regular file of at most limit bytes; a FIFO or device would
-// block or never end.
+// block or never end. No link is followed.
 func readBounded(path string, limit int64) ([]byte, error) {
-	st, err := os.Stat(path)
+	fd, err := unix.Openat2(unix.AT_FDCWD, path, &unix.OpenHow{
+		Flags: unix.O_RDONLY | unix.O_CLOEXEC | unix.O_NONBLOCK | unix.O_NOCTTY, Resolve: unix.RESOLVE_NO_SYMLINKS,
+	})
+	if err != nil {
+		return nil, &os.PathError{Op: "open", Path: path, Err: err}
+	}
+	f := os.NewFile(uintptr(fd), path)
+	defer f.Close()
+	st, err := f.Stat()
 	if err != nil {
 		return nil, err
 	}
 	if !st.Mode().IsRegular() {
 		return nil, fmt.Errorf("%q is not a regular file", path)
 	}
-	f, err := os.Open(path)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
 	return readAll(f, limit)
 }
 
@@ -115,7 +131,7 @@ func (p *prepared) readEnvFiles() ([][]string, error) {
 
 func (p *prepared) envFile(file string) (map[string]string, error) {
 	const hint = "envFiles are files of NAME=value lines, at most 1 MiB"
-	b, err := readBounded(p.hostPath(file), maxEnvFile)
+	b, err := p.readHostFile(file, maxEnvFile)
 	if err != nil {
 		return nil, &Error{Reason: ReasonEnvMissing, Msg: fmt.Sprintf("env file %q", file), Err: err, Hint: hint}
 	}
@@ -143,7 +159,7 @@ func (p *prepared) readPrompt() error {
 	case h.Prompt != nil:
 		p.values.Prompt = *h.Prompt
 	case h.PromptFile != "":
-		b, err := readBounded(p.hostPath(h.PromptFile), maxPrompt)
+		b, err := p.readHostFile(h.PromptFile, maxPrompt)
 		if err != nil {
 			return &Error{Reason: ReasonPrompt, Msg: fmt.Sprintf("prompt file %q", h.PromptFile), Err: err, Hint: "a prompt file holds at most 10 MiB of text"}
 		}

@@ -96,28 +96,34 @@ func Plan(ctx context.Context, j Job) (spec.Plan, []string, error) {
 }
 
 // prepare reads the host and compiles the plan; with values it also reads the
-// prompt, the variables and the home's files.
+// prompt, the variables and the home's files. With an error, what it returns has
+// the folders if they could be opened, for the record.
 func prepare(ctx context.Context, j Job, ph *phases, withValues bool) (*prepared, error) {
 	p := &prepared{job: j, phases: ph, stdin: j.Stdin}
 	var err error
 	if p.folders, err = openFolders(j.getenv, homeFolder(j.getenv)); err != nil {
 		return nil, err
 	}
+	return p, p.decide(ctx, withValues)
+}
+
+func (p *prepared) decide(ctx context.Context, withValues bool) error {
 	if err := p.probe(ctx); err != nil {
-		return nil, err
+		return err
 	}
+	ph := p.phases
 	ph.done("probe")
 	names, err := p.readEnvFiles()
 	if err == nil && withValues {
 		err = p.readValues()
 	}
 	if err != nil {
-		return nil, err
+		return err
 	}
 	ph.done("inputs")
-	p.plan, err = spec.Compile(j.Harness, p.host, spec.Options{Command: j.Command, EnvFiles: names})
+	p.plan, err = spec.Compile(p.job.Harness, p.host, spec.Options{Command: p.job.Command, EnvFiles: names})
 	ph.done("plan")
-	return p, asError(err)
+	return asError(err)
 }
 
 func homeFolder(getenv func(string) string) string {
