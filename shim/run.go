@@ -246,8 +246,20 @@ func Run(ctx context.Context, j Job) (Record, error) {
 	}
 	if p != nil {
 		err = errors.Join(err, rec.write(p.folders))
+		p.reclaim(ctx)
 	}
 	return rec, err
+}
+
+// reclaim removes what lost runs of this user left. It is no part of this run:
+// what fails is said and left to prune.
+func (p *prepared) reclaim(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), removeTimeout)
+	defer cancel()
+	s := Store{folders: p.folders, getenv: p.job.getenv, runner: Exec{}}
+	if err := s.pruneQuickly(ctx); err != nil {
+		p.job.Log("reclaim: %v", err)
+	}
 }
 
 func digest(b []byte) string {
@@ -281,9 +293,12 @@ func (r *Record) describe(p *prepared) {
 
 // execute makes the run's folder, runs the container and removes both.
 func (p *prepared) execute(ctx context.Context, rec *Record) (err error) {
-	paths := spec.RunPaths{ID: rec.ID, Dir: filepath.Join(p.folders.runtime, rec.ID)}
 	// The record stands before the container does, so that a later run can reclaim it.
 	if err := rec.write(p.folders); err != nil {
+		return err
+	}
+	paths := spec.RunPaths{ID: rec.ID}
+	if paths.Dir, err = p.folders.makeRunFolder(rec.ID, rec.Owner); err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, asError(os.RemoveAll(paths.Dir))) }()
@@ -301,7 +316,7 @@ func (p *prepared) execute(ctx context.Context, rec *Record) (err error) {
 
 // writeRunFolder generates what the container mounts and the client reads.
 func (p *prepared) writeRunFolder(paths *spec.RunPaths) error {
-	if err := os.MkdirAll(filepath.Join(paths.Dir, "etc"), 0o700); err != nil {
+	if err := os.Mkdir(filepath.Join(paths.Dir, "etc"), 0o700); err != nil {
 		return err
 	}
 	var err error

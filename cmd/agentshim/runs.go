@@ -1,0 +1,120 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/agentshim/agentshim/shim"
+)
+
+func newRuns() *cobra.Command {
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use: "runs", Short: "List your recorded runs", Args: cobra.NoArgs,
+		Long: "List your recorded runs, oldest first. A run is lost when its agentshim is gone and\n" +
+			"wrote no end; agentshim prune removes what it left.",
+		Example: "  agentshim runs\n  agentshim runs --json",
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			store, err := shim.OpenStore(nil)
+			if err != nil {
+				return err
+			}
+			runs, err := store.Runs()
+			if werr := printRuns(cmd.OutOrStdout(), runs, asJSON); werr != nil {
+				return werr
+			}
+			return err
+		},
+	}
+	cmd.Flags().BoolVar(&asJSON, "json", false, "one JSON document")
+	return cmd
+}
+
+func printRuns(w io.Writer, runs []shim.RunInfo, asJSON bool) error {
+	if asJSON {
+		return printJSON(w, map[string]any{"version": 1, "runs": append([]shim.RunInfo{}, runs...)})
+	}
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(t, "RUN\tNAME\tSTATE\tSTART\tTIME\tEXIT\tREASON")
+	for _, r := range runs {
+		end, exit := "", ""
+		if r.State == shim.RunEnded {
+			end = r.End.Sub(r.Start).Round(time.Millisecond).String()
+			exit = fmt.Sprint(r.Exit)
+		}
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\n", r.ID, r.Name, r.State, r.Start.Local().Format(time.DateTime), end, exit, r.Reason)
+	}
+	return t.Flush()
+}
+
+func printJSON(w io.Writer, v any) error {
+	e := json.NewEncoder(w)
+	e.SetEscapeHTML(false)
+	e.SetIndent("", "  ")
+	return e.Encode(v)
+}
+
+func newShow() *cobra.Command {
+	return &cobra.Command{
+		Use: "show RUN", Short: "Print one run's record", Args: cobra.ExactArgs(1),
+		Long:    "Print one run's record as JSON: digests, engine, image, attestation, timings, exit.",
+		Example: "  agentshim show 4f1c9a0be2d37786",
+		RunE: func(cmd *cobra.Command, args []string) error {
+			store, err := shim.OpenStore(nil)
+			if err != nil {
+				return err
+			}
+			run, err := store.Run(args[0])
+			if err != nil {
+				return err
+			}
+			return printJSON(cmd.OutOrStdout(), run)
+		},
+	}
+}
+
+func newPrune() *cobra.Command {
+	var dryRun bool
+	cmd := &cobra.Command{
+		Use: "prune", Short: "Remove what lost runs left behind", Args: cobra.NoArgs,
+		Long: "Remove the containers and files of your runs whose agentshim is gone. A container goes\n" +
+			"only if it carries the run's label, the run has a record of yours, and its entrypoint is\n" +
+			"agentshim's. Records stay.",
+		Example: "  agentshim prune --dry-run\n  agentshim prune",
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			store, err := shim.OpenStore(nil)
+			if err != nil {
+				return err
+			}
+			left, err := store.Prune(cmd.Context(), dryRun)
+			for _, l := range left {
+				fmt.Fprintln(cmd.OutOrStdout(), leftoverText(l, dryRun))
+			}
+			return err
+		},
+	}
+	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "only say what would be removed")
+	return cmd
+}
+
+func leftoverText(l shim.Leftover, dryRun bool) string {
+	what := "files"
+	if l.Container != "" {
+		what = fmt.Sprintf("%s container %.12s", l.Engine, l.Container)
+	}
+	verb := "removed"
+	switch {
+	case l.Kept != "" && l.Container == "":
+		return fmt.Sprintf("run %s: kept: %s", l.Run, l.Kept)
+	case l.Kept != "":
+		return fmt.Sprintf("run %s: kept %s: %s", l.Run, what, l.Kept)
+	case dryRun:
+		verb = "would remove"
+	}
+	return fmt.Sprintf("run %s: %s %s", l.Run, verb, what)
+}
