@@ -85,7 +85,7 @@ func (h *homeFile) complete() *wire.Refused {
 	return refuse("home-file", "%q: %d bytes missing", h.f.Name(), h.left)
 }
 
-// launch starts the harness in its own session, on fresh pipes.
+// launch starts the harness in its own session, on fresh pipes or a terminal.
 func (in *initProcess) launch(l wire.Launch) *wire.Refused {
 	if r := in.file.complete(); r != nil {
 		return r
@@ -103,14 +103,16 @@ func (in *initProcess) launch(l wire.Launch) *wire.Refused {
 	if r != nil {
 		return r
 	}
-	var p pipes
+	var p streams
 	defer p.closeChildEnds()
-	if err := p.open(); err != nil {
+	if err := p.open(l.Terminal); err != nil {
 		return refuse("streams", "%v", err)
 	}
 	err := raised(in.oomScore, func() (err error) {
 		in.pid, err = syscall.ForkExec(program, l.Args, &syscall.ProcAttr{
-			Dir: l.Dir, Env: l.Env, Files: p.child(), Sys: &syscall.SysProcAttr{Setsid: true},
+			Dir: l.Dir, Env: l.Env, Files: p.child(),
+			// Ctty is the child's descriptor 0.
+			Sys: &syscall.SysProcAttr{Setsid: true, Setctty: p.terminal != nil},
 		})
 		return err
 	})
@@ -120,11 +122,11 @@ func (in *initProcess) launch(l wire.Launch) *wire.Refused {
 	case err != nil:
 		return refuse("harness-exec", "%q: %v", program, err)
 	}
-	in.launched = true
+	in.launched, in.terminal = true, p.terminal
 	if err := in.conn.Send(wire.KindStarted, 0, nil); err != nil {
 		fatal("started", err)
 	}
-	in.run(p.ends[wire.Stdin], p.ends[wire.Stdout], p.ends[wire.Stderr])
+	in.run(&p)
 	return nil
 }
 
@@ -196,13 +198,26 @@ func executable(p string) error {
 	return nil
 }
 
-// pipes are the harness's three streams: ends are init's, by stream.
-type pipes struct {
-	ends   [3]*os.File
-	childs [3]*os.File
+// streams are the harness's three: ends are init's, by stream. With a terminal the
+// master is both stdin and stdout, and there is no stderr.
+type streams struct {
+	ends     [3]*os.File
+	childs   [3]*os.File
+	terminal *terminal
 }
 
-func (p *pipes) open() error {
+func (p *streams) open(size *wire.Size) (err error) {
+	if size == nil {
+		return p.openPipes()
+	}
+	if p.terminal, err = openTerminal(*size); err != nil {
+		return err
+	}
+	p.ends = [3]*os.File{wire.Stdin: p.terminal.master, wire.Stdout: p.terminal.master}
+	return nil
+}
+
+func (p *streams) openPipes() error {
 	for s := range p.ends {
 		r, w, err := os.Pipe()
 		if err != nil {
@@ -216,11 +231,26 @@ func (p *pipes) open() error {
 	return nil
 }
 
-func (p *pipes) child() []uintptr {
+func (p *streams) child() []uintptr {
+	if p.terminal != nil {
+		fd := p.terminal.harness.Fd()
+		return []uintptr{fd, fd, fd}
+	}
 	return []uintptr{p.childs[0].Fd(), p.childs[1].Fd(), p.childs[2].Fd()}
 }
 
-func (p *pipes) closeChildEnds() {
+// outputs are the streams that the harness writes.
+func (p *streams) outputs() map[uint8]*output {
+	if p.terminal != nil {
+		return map[uint8]*output{wire.Stdout: {f: p.ends[wire.Stdout], left: -1, terminal: true}}
+	}
+	return map[uint8]*output{
+		wire.Stdout: {f: p.ends[wire.Stdout], left: -1},
+		wire.Stderr: {f: p.ends[wire.Stderr], left: -1},
+	}
+}
+
+func (p *streams) closeChildEnds() {
 	for _, f := range p.childs {
 		if f != nil {
 			f.Close()

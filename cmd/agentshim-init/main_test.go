@@ -295,6 +295,11 @@ func TestOrder(t *testing.T) {
 		{"credit for stdin", func(p *peer) { launch(p); _ = p.conn.SendUint32(wire.KindCredit, wire.Stdin, 1) }},
 		{"credit past the window", func(p *peer) { launch(p); _ = p.conn.SendUint32(wire.KindCredit, wire.Stdout, 1) }},
 		{"data past the end", func(p *peer) { launch(p); p.send(wire.KindEOF, wire.Stdin, ""); p.send(wire.KindData, wire.Stdin, "x") }},
+		{"window without a terminal", func(p *peer) { launch(p); _ = p.conn.SendUint32(wire.KindWindow, 0, 1) }},
+		{"credit for a terminal's stderr", func(p *peer) {
+			p.terminal(wire.Size{}, "exec sleep 60")
+			_ = p.conn.SendUint32(wire.KindCredit, wire.Stderr, 1)
+		}},
 		{"launch that is no object", func(p *peer) { p.send(wire.KindLaunch, 0, "[]") }},
 	} {
 		t.Run(row.name, func(t *testing.T) {

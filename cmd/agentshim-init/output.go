@@ -16,7 +16,13 @@ type output struct {
 	f *os.File
 	// left counts the bytes still to read, -1 before the end.
 	left int
+	// terminal says that f is a terminal's master.
+	terminal bool
 }
+
+// maxTerminal is more than a terminal holds on its way to the master (64 KiB in the
+// driver, 4 KiB in the line discipline).
+const maxTerminal = 256 << 10
 
 // end is called when no process of the container is left.
 func (o *output) end() {
@@ -46,8 +52,7 @@ func (o *output) Read(p []byte) (int, error) {
 // drain reads what was in the pipe at its first call. The descriptor doesn't block.
 func (o *output) drain(fd int, p []byte) (int, error) {
 	if o.left < 0 {
-		// FIONREAD has the same number as TIOCINQ: ioctl_tty(2).
-		left, err := unix.IoctlGetInt(fd, unix.TIOCINQ)
+		left, err := o.pending(fd)
 		if err != nil {
 			return 0, err
 		}
@@ -57,9 +62,21 @@ func (o *output) drain(fd int, p []byte) (int, error) {
 		return 0, io.EOF
 	}
 	n, err := unix.Read(fd, p[:min(len(p), o.left)])
-	if err != nil || n == 0 { // EAGAIN: the other holder of the pipe has read it
+	// EAGAIN: the other holder of the pipe has read it. A terminal: EAGAIN where
+	// another one still holds it, else EIO, and both only once all is read.
+	if err != nil || n == 0 {
 		return 0, io.EOF
 	}
 	o.left -= n
 	return n, nil
+}
+
+// pending is at least what is there to read. TIOCINQ of a terminal leaves out what
+// the driver has not handed on yet.
+func (o *output) pending(fd int) (int, error) {
+	if o.terminal {
+		return maxTerminal, nil
+	}
+	// FIONREAD has the same number as TIOCINQ: ioctl_tty(2).
+	return unix.IoctlGetInt(fd, unix.TIOCINQ)
 }

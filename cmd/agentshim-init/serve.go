@@ -27,7 +27,8 @@ type initProcess struct {
 	launched bool
 	pid      int
 	stdin    *wire.Sink
-	outputs  [3]*wire.Source // by stream; Stdin is unused
+	outputs  [3]*wire.Source // by stream; Stdin is unused, with a terminal Stderr too
+	terminal *terminal
 }
 
 // serve takes the shim's frames until the connection ends, and with it the
@@ -54,7 +55,7 @@ func (in *initProcess) handle(f wire.Frame) error {
 			return unexpected(f)
 		}
 		return in.prepare(f)
-	case wire.KindData, wire.KindEOF, wire.KindCredit, wire.KindSignal:
+	case wire.KindData, wire.KindEOF, wire.KindCredit, wire.KindSignal, wire.KindWindow:
 		if !in.launched {
 			return unexpected(f)
 		}
@@ -124,10 +125,21 @@ func (in *initProcess) stream(f wire.Frame) error {
 		if err != nil {
 			return err
 		}
-		if f.Stream == wire.Stdin {
+		if in.outputs[f.Stream] == nil {
 			return unexpected(f)
 		}
 		return in.outputs[f.Stream].Grant(n)
+	case wire.KindWindow:
+		n, err := f.Uint32()
+		if err != nil {
+			return err
+		}
+		if in.terminal == nil {
+			return unexpected(f)
+		}
+		// EIO: the terminal has ended with its session's leader.
+		_ = in.terminal.resize(wire.SizeOf(n))
+		return nil
 	default:
 		n, err := f.Uint32()
 		if err != nil {
@@ -141,9 +153,9 @@ func (in *initProcess) stream(f wire.Frame) error {
 
 // run pumps the harness's streams, waits for its end, kills what it left and
 // says how it ended.
-func (in *initProcess) run(stdin, stdout, stderr *os.File) {
+func (in *initProcess) run(p *streams) {
 	pumped := make(chan error, 2)
-	outputs := map[uint8]*output{wire.Stdout: {f: stdout, left: -1}, wire.Stderr: {f: stderr, left: -1}}
+	outputs := p.outputs()
 	for stream, o := range outputs {
 		source := wire.NewSource(in.conn, stream)
 		in.outputs[stream] = source
@@ -152,11 +164,16 @@ func (in *initProcess) run(stdin, stdout, stderr *os.File) {
 	in.stdin = wire.NewSink(in.conn, wire.Stdin)
 	go func() {
 		// EPIPE: the harness closed its input; the rest is dropped.
-		_ = in.stdin.Run(stdin)
-		stdin.Close()
+		_ = in.stdin.Run(p.ends[wire.Stdin])
+		if in.terminal == nil {
+			p.ends[wire.Stdin].Close()
+		}
 	}()
 	go func() {
 		exit := reap(in.pid)
+		if in.terminal != nil {
+			in.terminal.harness.Close()
+		}
 		for _, o := range outputs {
 			o.end()
 		}

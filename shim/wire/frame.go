@@ -37,6 +37,7 @@ const (
 	KindCredit                   // ↔ big-endian uint32: further bytes the peer may send
 	KindSignal                   // → big-endian uint32: signal number for the harness
 	KindExit                     // ← Exit
+	KindWindow                   // → big-endian uint32: a Size, packed, for the harness's terminal
 	kindEnd
 )
 
@@ -97,7 +98,7 @@ func bounds(k Kind) (least, most int) {
 		return 1, MaxData
 	case KindProbe, KindStarted, KindEOF:
 		return 0, 0
-	case KindCredit, KindSignal:
+	case KindCredit, KindSignal, KindWindow:
 		return 4, 4
 	case KindHello:
 		return 1, MaxHello
@@ -190,7 +191,7 @@ func (c *Conn) SendJSON(k Kind, v any) error {
 	return c.Send(k, 0, b)
 }
 
-// SendUint32 writes a credit or signal frame.
+// SendUint32 writes a credit, signal or window frame.
 func (c *Conn) SendUint32(k Kind, stream uint8, n uint32) error {
 	return c.Send(k, stream, binary.BigEndian.AppendUint32(nil, n))
 }
@@ -206,7 +207,7 @@ func (f Frame) JSON(v any) error {
 	return nil
 }
 
-// Uint32 decodes a credit or signal frame's payload.
+// Uint32 decodes a credit, signal or window frame's payload.
 func (f Frame) Uint32() (uint32, error) {
 	if len(f.Payload) != 4 {
 		return 0, fmt.Errorf("%w: frame kind %d of %d bytes", ErrProtocol, f.Kind, len(f.Payload))

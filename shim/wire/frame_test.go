@@ -79,6 +79,7 @@ var kindRules = []struct {
 	{KindCredit, 4, 4, 2},
 	{KindSignal, 4, 4, 0},
 	{KindExit, 1, 64 << 10, 0},
+	{KindWindow, 4, 4, 0},
 }
 
 // TestBounds holds Recv and Send to the same rules.
@@ -257,6 +258,7 @@ func TestLaunchBytes(t *testing.T) {
 	want := Launch{
 		Args: []string{"sh", "", all.String(), "\xff\xfe", "a\nb \"c\" \\ =é ", "<&>\u2028"},
 		Env:  []string{"A=" + all.String(), "EMPTY="}, Dir: "/workspace", RuntimeDir: "/run/user/1",
+		Terminal: &Size{Rows: 24, Cols: 80},
 	}
 	r, w := io.Pipe()
 	go func() {
@@ -290,6 +292,14 @@ func TestUint32(t *testing.T) {
 	}
 	if _, err := (Frame{Kind: KindSignal, Payload: []byte{1}}).Uint32(); !errors.Is(err, ErrProtocol) {
 		t.Errorf("%v", err)
+	}
+}
+
+func TestSize(t *testing.T) {
+	for _, s := range []Size{{}, {Rows: 1}, {Cols: 1}, {Rows: 24, Cols: 80}, {Rows: 0xffff, Cols: 0xfffe}} {
+		if got := SizeOf(s.Packed()); got != s {
+			t.Errorf("%+v became %+v", s, got)
+		}
 	}
 }
 

@@ -17,6 +17,7 @@ func FuzzRecv(f *testing.F) {
 	f.Add([]byte(raw(byte(KindData), 1, 0, 0, 3, "abc") + raw(byte(KindEOF), 1, 0, 0, 0, "")))
 	f.Add([]byte(raw(byte(KindHello), 0, 0, 0, 2, "{}") + raw(byte(KindProbe), 0, 0, 0, 0, "")))
 	f.Add([]byte(raw(byte(KindCredit), 0, 0, 0, 4, "\x00\x00\x00\x01")))
+	f.Add([]byte(raw(byte(KindWindow), 0, 0, 0, 4, "\x00\x18\x00\x50")))
 	f.Add([]byte(raw(byte(KindLaunch), 0, 0, 0, 0xffffffff, "")))
 	f.Add([]byte(raw(byte(KindData), 3, 1, 1, 9, "abc")))
 	f.Add([]byte(raw(byte(KindExit), 0, 0, 0, 10, `{"code":0}`)))
@@ -52,7 +53,7 @@ func FuzzHello(f *testing.F) {
 	for _, v := range []any{
 		Hello{Version: 1, FDs: map[int]string{0: "pipe:[1]"}, Mounts: []Mount{{Target: "/"}}, UIDMap: [][3]uint32{{0, 1, 2}}},
 		Exit{Code: -1, Signal: 9},
-		Launch{Args: []string{"a\xff"}, Env: []string{"A=1"}},
+		Launch{Args: []string{"a\xff"}, Env: []string{"A=1"}, Terminal: &Size{Rows: 24, Cols: 80}},
 		Refused{Reason: "workdir", Detail: "x"},
 		Probed{UDP4: "ENETUNREACH"},
 		File{Path: "/home/agent/x", Size: 1},

@@ -136,7 +136,23 @@ type Launch struct {
 	Dir  string
 	// RuntimeDir is created with mode 0700 (XDG_RUNTIME_DIR).
 	RuntimeDir string
+	// Terminal, unless nil, makes the harness's three streams one terminal of that
+	// size, its controlling one. Its output is stdout; there is no stderr, and the end
+	// of stdin is not passed on.
+	Terminal *Size
 }
+
+// Size is a terminal's, in characters; 0 is unknown.
+type Size struct {
+	Rows uint16 `json:"rows"`
+	Cols uint16 `json:"cols"`
+}
+
+// Packed is the size as a window frame's number, SizeOf the other way.
+func (s Size) Packed() uint32 { return uint32(s.Rows)<<16 | uint32(s.Cols) }
+
+// SizeOf unpacks a window frame's number.
+func SizeOf(n uint32) Size { return Size{Rows: uint16(n >> 16), Cols: uint16(n)} }
 
 // launchJSON carries the words in base64: a JSON string can't hold every byte.
 type launchJSON struct {
@@ -144,11 +160,14 @@ type launchJSON struct {
 	Env        [][]byte `json:"env"`
 	Dir        string   `json:"dir"`
 	RuntimeDir string   `json:"runtimeDir"`
+	Terminal   *Size    `json:"terminal,omitempty"`
 }
 
 // MarshalJSON implements json.Marshaler.
 func (l Launch) MarshalJSON() ([]byte, error) {
-	return json.Marshal(launchJSON{Args: words[[]byte](l.Args), Env: words[[]byte](l.Env), Dir: l.Dir, RuntimeDir: l.RuntimeDir})
+	return json.Marshal(launchJSON{
+		Args: words[[]byte](l.Args), Env: words[[]byte](l.Env), Dir: l.Dir, RuntimeDir: l.RuntimeDir, Terminal: l.Terminal,
+	})
 }
 
 // UnmarshalJSON implements json.Unmarshaler.
@@ -157,7 +176,9 @@ func (l *Launch) UnmarshalJSON(b []byte) error {
 	if err := json.Unmarshal(b, &j); err != nil {
 		return err
 	}
-	*l = Launch{Args: words[string](j.Args), Env: words[string](j.Env), Dir: j.Dir, RuntimeDir: j.RuntimeDir}
+	*l = Launch{
+		Args: words[string](j.Args), Env: words[string](j.Env), Dir: j.Dir, RuntimeDir: j.RuntimeDir, Terminal: j.Terminal,
+	}
 	return nil
 }
 
