@@ -17,6 +17,7 @@ import (
 
 	"github.com/agentshim/agentshim/harness"
 	"github.com/agentshim/agentshim/mounts"
+	"github.com/agentshim/agentshim/seccomp"
 	"github.com/agentshim/agentshim/spec"
 )
 
@@ -81,12 +82,17 @@ type prepared struct {
 }
 
 // Plan decides a job and starts nothing. What it decides is what Run does. The
-// image is pulled when the file's pull policy says so.
+// image is pulled when the file's pull policy says so. Where this build has
+// libseccomp, the system call policy is checked with it.
 func Plan(ctx context.Context, j Job) (spec.Plan, []string, error) {
 	j = j.withDefaults()
 	p, err := prepare(ctx, j, newPhases(), false)
 	if err != nil {
 		return spec.Plan{}, nil, err
+	}
+	// A build without libseccomp prints the same plan, unchecked.
+	if err := seccomp.Verify(p.plan.Seccomp); err != nil && !errors.Is(err, seccomp.ErrNoLibseccomp) {
+		return spec.Plan{}, nil, &Error{Reason: ReasonPolicy, Err: err, Hint: "this libseccomp does not take the system call policy: use the build's own"}
 	}
 	argv, err := p.plan.Argv(spec.SymbolicPaths)
 	if err != nil {
@@ -133,24 +139,30 @@ func homeFolder(getenv func(string) string) string {
 // probe reads the engine, the image and the mounts' sources.
 func (p *prepared) probe(ctx context.Context) error {
 	h := p.job.Harness
-	config := filepath.Join(p.folders.state, "docker-config")
-	if err := privateFolder(config); err != nil {
-		return err
-	}
-	cacheDir := filepath.Join(p.folders.state, "cache")
-	if err := privateFolder(cacheDir); err != nil {
-		return err
-	}
-	host, adapter, err := Probe(ctx, ProbeOptions{
-		Engine: h.Engine, DockerConfig: config, CacheDir: cacheDir, Getenv: p.job.getenv,
-	}, ImageRequest{Ref: h.Image, Pull: h.Pull, Platform: h.Platform, Progress: p.job.Progress})
+	opts, err := p.folders.probeOptions()
 	if err != nil {
 		return err
 	}
-	p.host, p.adapter = host, adapter
-	p.host.Mounts, err = mounts.Probe(h, mounts.ProbePaths{
-		Home: homeFolder(p.job.getenv), UID: host.Caller.UID, GID: host.Caller.GID, Groups: host.Caller.Groups,
-		Protected:    slices.Concat([]string{p.folders.state, p.folders.runtime}, host.Engine.Dirs, engineStores(homeFolder(p.job.getenv))),
+	opts.Engine, opts.Getenv = h.Engine, p.job.getenv
+	p.host, p.adapter, err = Probe(ctx, opts, ImageRequest{Ref: h.Image, Pull: h.Pull, Platform: h.Platform, Progress: p.job.Progress})
+	if err != nil {
+		return err
+	}
+	return p.probeMounts()
+}
+
+// probeOptions makes the folders that a probe uses.
+func (f folders) probeOptions() (ProbeOptions, error) {
+	o := ProbeOptions{DockerConfig: filepath.Join(f.state, "docker-config"), CacheDir: filepath.Join(f.state, "cache")}
+	return o, errors.Join(privateFolder(o.DockerConfig), privateFolder(o.CacheDir))
+}
+
+// probeMounts reads the mounts' sources, once the engine is known.
+func (p *prepared) probeMounts() error {
+	var err error
+	p.host.Mounts, err = mounts.Probe(p.job.Harness, mounts.ProbePaths{
+		Home: homeFolder(p.job.getenv), UID: p.host.Caller.UID, GID: p.host.Caller.GID, Groups: p.host.Caller.Groups,
+		Protected:    slices.Concat([]string{p.folders.state, p.folders.runtime}, p.host.Engine.Dirs, engineStores(homeFolder(p.job.getenv))),
 		KnownSockets: p.knownSockets(),
 	})
 	return asError(err)
