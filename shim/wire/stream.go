@@ -99,6 +99,8 @@ type Sink struct {
 	unacked int
 	eof     bool
 	dead    bool
+	// abandoned: what comes is dropped and earns credit.
+	abandoned bool
 }
 
 // NewSink returns the receiving end of a stream.
@@ -111,17 +113,45 @@ func NewSink(c *Conn, stream uint8) *Sink {
 // Put takes a data frame's payload. It returns ErrProtocol when the peer sends
 // past its credit or past the end.
 func (s *Sink) Put(p []byte) error {
+	dropped, err := s.put(p)
+	if err != nil || !dropped {
+		return err
+	}
+	return s.conn.SendUint32(KindCredit, s.stream, uint32(len(p)))
+}
+
+func (s *Sink) put(p []byte) (dropped bool, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.eof || s.unacked+len(p) > Window {
-		return fmt.Errorf("%w: data beyond credit or end on stream %d", ErrProtocol, s.stream)
+		return false, fmt.Errorf("%w: data beyond credit or end on stream %d", ErrProtocol, s.stream)
+	}
+	if s.abandoned {
+		return true, nil
 	}
 	s.unacked += len(p)
 	if !s.dead {
 		s.pending = append(s.pending, p...)
 		s.cond.Signal()
 	}
-	return nil
+	return false, nil
+}
+
+// Abandon drops what Run has not written and everything later, and grants credit
+// for it: the peer isn't held up by a writer that stands still. It does not make
+// Run return while dst blocks.
+func (s *Sink) Abandon() error {
+	s.mu.Lock()
+	owed := s.unacked
+	if s.eof || s.abandoned {
+		owed = 0
+	}
+	s.abandoned, s.unacked, s.pending = true, 0, nil
+	s.mu.Unlock()
+	if owed == 0 {
+		return nil
+	}
+	return s.conn.SendUint32(KindCredit, s.stream, uint32(owed))
 }
 
 // CloseWrite marks the stream's end: Run returns when all is written.
@@ -148,10 +178,12 @@ func (s *Sink) next(spare []byte) ([]byte, bool) {
 // and the peer may be gone.
 func (s *Sink) ack(n int) error {
 	s.mu.Lock()
-	s.unacked -= n
-	eof := s.eof
+	if !s.abandoned {
+		s.unacked -= n
+	}
+	done := s.eof || s.abandoned
 	s.mu.Unlock()
-	if eof {
+	if done {
 		return nil
 	}
 	return s.conn.SendUint32(KindCredit, s.stream, uint32(n))

@@ -400,3 +400,65 @@ func testFlow(t *testing.T, seed uint64) {
 		}
 	}
 }
+
+// TestAbandon: a sink whose writer stands still takes everything once it is abandoned.
+func TestAbandon(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		shim, inside, cut := pipes()
+		source := NewSource(inside, Stdout)
+		var wg sync.WaitGroup
+		ended := false
+		wg.Go(func() {
+			_ = source.Run(io.LimitReader(&endless{}, 5*Window+1))
+			ended = true
+		})
+		sink := NewSink(shim, Stdout)
+		stalled := &gate{open: make(chan struct{})}
+		wg.Go(func() { _ = sink.Run(stalled) })
+		wg.Go(func() { // the peer's receiving side
+			for {
+				f, err := inside.Recv()
+				if err != nil {
+					return
+				}
+				n, err := f.Uint32()
+				if err == nil {
+					err = source.Grant(n)
+				}
+				if err != nil {
+					t.Error(err)
+				}
+			}
+		})
+		wg.Go(func() {
+			for {
+				f, err := shim.Recv()
+				if err != nil {
+					return
+				}
+				if f.Kind == KindEOF {
+					sink.CloseWrite()
+				} else if err := sink.Put(f.Payload); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+		synctest.Wait()
+		if ended {
+			t.Error("the stream is not stalled")
+		}
+		for range 2 {
+			if err := sink.Abandon(); err != nil {
+				t.Error(err)
+			}
+		}
+		synctest.Wait()
+		if !ended || source.credit != Window {
+			t.Errorf("ended %v, credit %d", ended, source.credit)
+		}
+		close(stalled.open)
+		synctest.Wait()
+		cut()
+		wg.Wait()
+	})
+}
