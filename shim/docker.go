@@ -46,11 +46,13 @@ type docker struct {
 	runner        Runner
 	pullEnv       []string
 	nofile, nproc uint64
+	lacking       []string
 }
 
 func (d *docker) Engine() spec.Engine                { return d.engine }
 func (d *docker) Runner() Runner                     { return d.runner }
 func (d *docker) HardLimits() (nofile, nproc uint64) { return d.nofile, d.nproc }
+func (d *docker) lacks() []string                    { return d.lacking }
 
 // Command has an empty environment: what Docker's client would take from it, the
 // endpoint and the configuration, is on the command line. With `--env NAME` the
@@ -536,7 +538,7 @@ func newDocker(o ProbeOptions, client string, a dockerAnswer) (*docker, error) {
 	runtimeVersion, _ := a.version.component(info.DefaultRuntime)
 	d := &docker{
 		api: a.api, version: a.version.APIVersion, config: o.DockerConfig, runner: o.Runner,
-		pullEnv: dockerPullEnv(o),
+		pullEnv: dockerPullEnv(o), lacking: dockerLacks(info),
 		engine: spec.Engine{
 			Kind: spec.Docker, Client: client, Socket: a.api.socket, Version: a.version.Version,
 			Rootless:      info.option("rootless"),
@@ -544,7 +546,7 @@ func newDocker(o ProbeOptions, client string, a dockerAnswer) (*docker, error) {
 			CgroupVersion: cgroups.version(info.CgroupVersion),
 			CgroupHybrid:  cgroups.hybrid(),
 			CgroupDriver:  info.CgroupDriver,
-			LimitsHold:    info.MemoryLimit && info.SwapLimit && info.CPUCfsQuota && info.PidsLimit && info.CgroupDriver != "none",
+			LimitsHold:    len(dockerLacks(info)) == 0,
 			Runtime:       info.DefaultRuntime, RuntimeVersion: runtimeVersion,
 			AppArmor: info.option("apparmor"), SELinux: info.option("selinux"),
 			Dirs:  dockerDirs(info),
@@ -553,6 +555,20 @@ func newDocker(o ProbeOptions, client string, a dockerAnswer) (*docker, error) {
 	}
 	d.nofile, d.nproc, err = daemonLimits(o, a.daemon)
 	return d, err
+}
+
+// dockerLacks are the limits that the daemon can't set.
+func dockerLacks(info dockerInfo) []string {
+	var lacks []string
+	for _, limit := range []struct {
+		name  string
+		holds bool
+	}{{"memory", info.MemoryLimit && info.SwapLimit}, {"cpu", info.CPUCfsQuota}, {"pids", info.PidsLimit}} {
+		if !limit.holds || info.CgroupDriver == "none" {
+			lacks = append(lacks, limit.name)
+		}
+	}
+	return lacks
 }
 
 func dockerDirs(info dockerInfo) []string {

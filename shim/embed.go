@@ -20,10 +20,7 @@ var embedded embed.FS
 func unpackInit(dir string) (string, error) {
 	src, err := embedded.Open("embedded/agentshim-init")
 	if err != nil {
-		return "", &Error{
-			Reason: ReasonInitMissing, Msg: "this agentshim was built without agentshim-init",
-			Hint: "build agentshim with make build",
-		}
+		return "", noInit()
 	}
 	defer src.Close()
 	p := filepath.Join(dir, "agentshim-init")
@@ -42,4 +39,11 @@ func unpackInit(dir string) (string, error) {
 		return "", fmt.Errorf("init: %w", err)
 	}
 	return p, nil
+}
+
+func noInit() error {
+	return &Error{
+		Reason: ReasonInitMissing, Msg: "this agentshim was built without agentshim-init",
+		Hint: "build agentshim with make build",
+	}
 }

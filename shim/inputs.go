@@ -37,6 +37,10 @@ func (p *prepared) readValues() error {
 	if err := errors.Join(p.readCallerEnv(), p.readPrompt()); err != nil {
 		return err
 	}
+	return p.readHomeFiles()
+}
+
+func (p *prepared) readHomeFiles() error {
 	for _, f := range p.job.Harness.Home.Files {
 		b, err := p.readHostFile(f.Source, wire.MaxFile)
 		if err != nil {
@@ -159,9 +163,9 @@ func (p *prepared) readPrompt() error {
 	case h.Prompt != nil:
 		p.values.Prompt = *h.Prompt
 	case h.PromptFile != "":
-		b, err := p.readHostFile(h.PromptFile, maxPrompt)
+		b, err := p.readPromptFile(h.PromptFile)
 		if err != nil {
-			return &Error{Reason: ReasonPrompt, Msg: fmt.Sprintf("prompt file %q", h.PromptFile), Err: err, Hint: "a prompt file holds at most 10 MiB of text"}
+			return err
 		}
 		p.values.Prompt = string(b)
 	case j.StdinTerminal:
@@ -174,6 +178,14 @@ func (p *prepared) readPrompt() error {
 		p.values.Prompt, p.stdin = string(b), strings.NewReader("")
 	}
 	return p.placePrompt(h.Harness.PromptMode)
+}
+
+func (p *prepared) readPromptFile(name string) ([]byte, error) {
+	b, err := p.readHostFile(name, maxPrompt)
+	if err != nil {
+		return nil, &Error{Reason: ReasonPrompt, Msg: fmt.Sprintf("prompt file %q", name), Err: err, Hint: "a prompt file holds at most 10 MiB of text"}
+	}
+	return b, nil
 }
 
 func (p *prepared) placePrompt(mode string) error {

@@ -34,11 +34,13 @@ type podman struct {
 	env, pullEnv  []string
 	hintIgnored   string
 	nofile, nproc uint64
+	lacking       []string
 }
 
 func (p *podman) Engine() spec.Engine                { return p.engine }
 func (p *podman) Runner() Runner                     { return p.runner }
 func (p *podman) HardLimits() (nofile, nproc uint64) { return p.nofile, p.nproc }
+func (p *podman) lacks() []string                    { return p.lacking }
 
 // Command has only the folders that Podman finds its store by in its environment. No
 // flag says that Podman is local: --remote=false loses to remote=true in
@@ -330,7 +332,8 @@ func newPodman(ctx context.Context, o ProbeOptions, client string, info podmanIn
 			Dirs:           podmanDirs(info),
 		},
 	}
-	p.engine.LimitsHold = podmanLimitsHold(p.engine, info.Host.CgroupControllers)
+	p.lacking = podmanLacks(p.engine, info.Host.CgroupControllers)
+	p.engine.LimitsHold = len(p.lacking) == 0
 	p.pullEnv = append(slices.Clip(p.env), passed(o, append([]string{"REGISTRY_AUTH_FILE", "DOCKER_CONFIG"}, proxyAndCA...)...)...)
 	if err := p.chooseRuntime(ctx, o, cgroups); err != nil {
 		return nil, err
@@ -367,15 +370,17 @@ func podmanDirs(info podmanInfo) []string {
 	return dirs
 }
 
-// podmanLimitsHold: rootless limits are silently dropped on cgroup v1, and on v2 they
-// hold only where the three controllers are delegated and systemd makes the cgroups.
-func podmanLimitsHold(e spec.Engine, controllers []string) bool {
+// podmanLacks are the limits that don't hold: rootless ones are silently dropped on
+// cgroup v1, and on v2 they hold only where the controller is delegated and systemd
+// makes the cgroups.
+func podmanLacks(e spec.Engine, controllers []string) []string {
+	var lacks []string
 	for _, name := range []string{"memory", "cpu", "pids"} {
-		if !slices.Contains(controllers, name) {
-			return false
+		if !slices.Contains(controllers, name) || e.Rootless && (e.CgroupVersion != 2 || e.CgroupDriver != "systemd") {
+			lacks = append(lacks, name)
 		}
 	}
-	return !e.Rootless || e.CgroupVersion == 2 && e.CgroupDriver == "systemd"
+	return lacks
 }
 
 // runtimeVersion takes the number out of "runc version 1.1.5\ncommit: …".

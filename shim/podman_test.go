@@ -138,7 +138,7 @@ func TestPodmanLimitsHold(t *testing.T) {
 		{"nothing known", spec.Engine{}, nil, false},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			if got := podmanLimitsHold(tc.engine, tc.controllers); got != tc.want {
+			if got := len(podmanLacks(tc.engine, tc.controllers)) == 0; got != tc.want {
 				t.Errorf("%v", got)
 			}
 		})

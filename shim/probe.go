@@ -53,6 +53,8 @@ type Adapter interface {
 	// HardLimits are the nofile and nproc limits that bound a container's.
 	HardLimits() (nofile, nproc uint64)
 
+	// lacks are the limits that don't take effect: memory, cpu, pids.
+	lacks() []string
 	// pull has the engine fetch ref; progress may be nil.
 	pull(ctx context.Context, ref, platform string, progress io.Writer) error
 }

@@ -255,37 +255,12 @@ func (c cgroupMounts) unifiedOwnsControllers(o ProbeOptions) bool {
 	return err != nil || len(bytes.TrimSpace(data)) > 0
 }
 
-// runtimeFixes are releases of runc that closed an escape from the container, newest
-// last. Each lists the first fixed release of every branch, by runc's own advisories.
-var runtimeFixes = []struct {
-	cve   string
-	fixed [][3]int
-}{
-	{"CVE-2024-21626", [][3]int{{1, 1, 12}}},
-	{"CVE-2024-45310", [][3]int{{1, 1, 14}}},
-	{"CVE-2025-31133, CVE-2025-52565, CVE-2025-52881", [][3]int{{1, 2, 8}, {1, 3, 3}}},
-}
-
-// runtimeNotes warns of a runc whose own number is older than a fix. Distributions
-// patch older numbers, which nothing on the machine tells; hence a remark and no refusal.
+// runtimeNotes warns of a runtime whose own number is older than a fix.
 func runtimeNotes(name, version string) []string {
-	if name != "runc" {
-		return nil
+	if open := openFaults(name, version); open != nil {
+		return []string{faultText(name, version, open)}
 	}
-	number, ok := threeNumbers(version)
-	if !ok {
-		return nil
-	}
-	var open []string
-	for _, fix := range runtimeFixes {
-		if !hasFix(number, fix.fixed) {
-			open = append(open, fix.cve)
-		}
-	}
-	if open == nil {
-		return nil
-	}
-	return []string{fmt.Sprintf("runc %s is older than the release that fixes %s; a distribution's package may have the fix under this number", version, strings.Join(open, ", "))}
+	return nil
 }
 
 // hasFix compares with the fix of the same branch, and takes every later branch as fixed.

@@ -266,11 +266,12 @@ func TestRuntimeNotes(t *testing.T) {
 		{"runc", "1.4.0", nil},
 		{"runc", "unknown", nil},
 		{"crun", "1.8.1", nil},
+		{"crun", "1.4.3", []string{"CVE-2022-27650"}},
 	} {
 		t.Run(tc.runtime+" "+tc.version, func(t *testing.T) {
 			got := strings.Join(runtimeNotes(tc.runtime, tc.version), "\n")
 			var named []string
-			for _, cve := range []string{"CVE-2024-21626", "CVE-2024-45310", "CVE-2025-31133"} {
+			for _, cve := range []string{"CVE-2024-21626", "CVE-2024-45310", "CVE-2025-31133", "CVE-2022-27650"} {
 				if strings.Contains(got, cve) {
 					named = append(named, cve)
 				}
