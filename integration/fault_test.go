@@ -1,0 +1,628 @@
+package integration
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/agentshim/agentshim/shim"
+)
+
+// Bounds of the fault table.
+const (
+	// goneBound is from a SIGKILL to the last process of the container.
+	goneBound = 2 * time.Second
+	// endBound is from the SIGKILL of another process to the shim's own end.
+	endBound = 10 * time.Second
+	// tidyBound is for the engine to forget a container whose processes are gone.
+	tidyBound = 20 * time.Second
+	// stopped is how long a process stands still between SIGSTOP and SIGCONT.
+	stopped = 150 * time.Millisecond
+)
+
+// harnessCode is how every harness of the table ends when nothing ends it.
+const harnessCode = 7
+
+// phase is a moment of a run that the table can hold.
+type phase struct {
+	name string
+	// wrapper is what the client's wrapper does.
+	wrapper string
+	// script is the harness.
+	script string
+	// launched says that the harness has been started.
+	launched bool
+	// reach waits for the moment.
+	reach func(r *faulty, t *testing.T)
+	// decided says that the harness's end is known: no later fault changes it.
+	decided bool
+}
+
+const quietScript = "touch marker; echo ready; cat; exit 7"
+
+var phases = []phase{
+	{name: "client started", wrapper: "starting", script: quietScript, reach: (*faulty).atGate},
+	{name: "hello said", wrapper: "held", script: quietScript, reach: (*faulty).afterHello},
+	{name: "quiet", script: quietScript, launched: true, reach: (*faulty).ready},
+	{name: "full pipe", script: "touch marker; echo ready; cat big; cat; exit 7", launched: true, reach: (*faulty).blocked},
+	{name: "ended, unread", script: "touch marker; echo ready; head -c 200000 big; exit 7", launched: true, decided: true, reach: (*faulty).ended},
+}
+
+var victims = []string{"shim", "client", "init"}
+
+// faultBench is what the runs of one set-up share.
+type faultBench struct {
+	setup
+	// dir holds the client's wrapper, and work is the agents' workspace.
+	dir, work, state, file string
+	big                    []byte
+	// folders are the runtime folders of the runs so far.
+	folders []string
+}
+
+func newFaultBench(t *testing.T, s setup) *faultBench {
+	t.Helper()
+	b := &faultBench{setup: s, dir: s.folder(t), work: s.folder(t), state: s.private(t), big: random(t, mib)}
+	client, err := exec.LookPath(s.engine)
+	if err != nil {
+		t.Fatal(err)
+	}
+	script := strings.NewReplacer("DIR", b.dir, "CLIENT", client).Replace(string(mustRead(t, "testdata/fault/client")))
+	place(t, filepath.Join(b.dir, s.engine), []byte(script), 0o755)
+	place(t, filepath.Join(b.work, "big"), b.big, 0o644)
+	gate := filepath.Join(b.dir, "gate")
+	if err := errors.Join(unix.Mkfifo(gate, 0o666), os.Chmod(gate, 0o666), os.Chmod(b.dir, 0o755)); err != nil {
+		t.Fatal(err)
+	}
+	b.file = s.write(t, spec{"workspace": map[string]any{"source": b.work, "mode": "writable", "git": "none"}})
+	return b
+}
+
+// faulty is one run of the table.
+type faulty struct {
+	*faultBench
+	phase  phase
+	cmd    *exec.Cmd
+	cancel func()
+	id     string
+	stdin  *os.File
+	stdout *os.File
+	stderr bytes.Buffer
+	// gate is the open end that holds the client's wrapper.
+	gate *os.File
+	// read is what was taken from standard output to reach the phase.
+	read []byte
+	// waited is closed at the shim's end.
+	waited chan struct{}
+}
+
+// begin starts a run and returns it in its phase.
+func (b *faultBench) begin(t *testing.T, p phase) *faulty {
+	t.Helper()
+	place(t, filepath.Join(b.dir, "phase"), []byte(p.wrapper), 0o644)
+	if err := os.RemoveAll(filepath.Join(b.work, "marker")); err != nil {
+		t.Fatal(err)
+	}
+	before := ids(t, b.state)
+	r := &faulty{faultBench: b, phase: p, waited: make(chan struct{})}
+	r.cmd, r.cancel = b.command(t, call{
+		State: b.state, Env: []string{"PATH=" + b.dir + ":" + os.Getenv("PATH")}, Timeout: time.Minute,
+	}, agentshim, "exec", "--quiet", "--spec", b.file, "--", p.script)
+	childIn, childOut := r.pipes(t)
+	r.cmd.Stdin, r.cmd.Stdout, r.cmd.Stderr = childIn, childOut, &r.stderr
+	// The harness's own end closes what it shares with the client's children.
+	r.cmd.WaitDelay = time.Second
+	err := r.cmd.Start()
+	childIn.Close()
+	childOut.Close()
+	if err != nil {
+		t.Fatal(err)
+	}
+	go func() {
+		defer close(r.waited)
+		_ = r.cmd.Wait()
+	}()
+	t.Cleanup(func() {
+		r.cancel()
+		r.release(t)
+		<-r.waited
+		r.stdin.Close()
+		r.stdout.Close()
+	})
+	r.eventually(t, "a record", func() bool {
+		for id := range ids(t, b.state) {
+			if !before[id] {
+				r.id = id
+			}
+		}
+		return r.id != ""
+	})
+	b.folders = append(b.folders, filepath.Join(b.runtimeDir(t), r.id))
+	p.reach(r, t)
+	return r
+}
+
+// pipes makes the run's standard streams and returns the shim's ends.
+func (r *faulty) pipes(t *testing.T) (in, out *os.File) {
+	t.Helper()
+	in, stdin, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	stdout, out, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.stdin, r.stdout = stdin, stdout
+	return in, out
+}
+
+// eventually polls until ok, and fails t when the shim ends before that.
+func (r *faulty) eventually(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	for begin := time.Now(); !ok(); time.Sleep(5 * time.Millisecond) {
+		if r.over() || time.Since(begin) > 30*time.Second {
+			t.Fatalf("no %s after %v\nstderr: %s", what, time.Since(begin), r.said())
+		}
+	}
+}
+
+func (r *faulty) over() bool {
+	select {
+	case <-r.waited:
+		return true
+	default:
+		return false
+	}
+}
+
+// said is the run's standard error once it is over.
+func (r *faulty) said() string {
+	if !r.over() {
+		return "(still running)"
+	}
+	return r.stderr.String()
+}
+
+// atGate waits until the client's wrapper stands at the gate: only then has a FIFO
+// a reader (fifo(7)).
+func (r *faulty) atGate(t *testing.T) {
+	t.Helper()
+	r.eventually(t, "client at the gate", func() bool {
+		f, err := os.OpenFile(filepath.Join(r.dir, "gate"), os.O_WRONLY|syscall.O_NONBLOCK, 0)
+		r.gate = f
+		return err == nil
+	})
+}
+
+// afterHello waits until what the shim sends after the hello waits in the pipe.
+func (r *faulty) afterHello(t *testing.T) {
+	t.Helper()
+	r.atGate(t)
+	r.eventually(t, "answer to the hello", func() bool {
+		for _, pid := range children(t, r.pid(t, "client")) {
+			if waiting(fmt.Sprintf("/proc/%d/fd/0", pid)) > 0 {
+				return true
+			}
+		}
+		return false
+	})
+}
+
+// waiting is how many bytes are in the pipe at path.
+func waiting(path string) int {
+	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		return 0
+	}
+	defer f.Close()
+	return buffered(f)
+}
+
+func buffered(f *os.File) int {
+	n := 0
+	conn, err := f.SyscallConn()
+	if err == nil {
+		_ = conn.Control(func(fd uintptr) { n, _ = unix.IoctlGetInt(int(fd), unix.TIOCINQ) })
+	}
+	return n
+}
+
+// ready reads the harness's first line.
+func (r *faulty) ready(t *testing.T) {
+	t.Helper()
+	const line = "ready\n"
+	b := make([]byte, len(line))
+	_ = r.stdout.SetReadDeadline(time.Now().Add(30 * time.Second))
+	if _, err := io.ReadFull(r.stdout, b); err != nil || string(b) != line {
+		t.Fatalf("first line %q, %v\nstderr: %s", b, err, r.said())
+	}
+	_ = r.stdout.SetReadDeadline(time.Time{})
+	r.read = b
+}
+
+// blocked waits until nothing more fits into the pipes.
+func (r *faulty) blocked(t *testing.T) {
+	t.Helper()
+	r.ready(t)
+	r.settled(t, func() bool { return buffered(r.stdout) > 32<<10 })
+}
+
+// ended waits until init alone is left in the container, and for its last words to
+// arrive.
+func (r *faulty) ended(t *testing.T) {
+	t.Helper()
+	r.ready(t)
+	r.settled(t, func() bool { return buffered(r.stdout) > 32<<10 && len(sandboxed(t, r.id)) == 1 })
+}
+
+// settled waits until ok holds for a while.
+func (r *faulty) settled(t *testing.T, ok func() bool) {
+	t.Helper()
+	const still = 200 * time.Millisecond
+	since := time.Now()
+	r.eventually(t, "standstill", func() bool {
+		if !ok() {
+			since = time.Now()
+		}
+		return time.Since(since) > still
+	})
+}
+
+// release lets the client's wrapper go on.
+func (r *faulty) release(t *testing.T) {
+	t.Helper()
+	if r.gate == nil {
+		return
+	}
+	if _, err := r.gate.WriteString("go\n"); err != nil && !errors.Is(err, syscall.EPIPE) {
+		t.Error(err)
+	}
+	r.gate.Close()
+	r.gate = nil
+}
+
+// pid is a victim's process on the host.
+func (r *faulty) pid(t *testing.T, victim string) int {
+	t.Helper()
+	switch victim {
+	case "shim":
+		return r.cmd.Process.Pid
+	case "client":
+		for _, pid := range children(t, r.cmd.Process.Pid) {
+			if mentions(pid, r.id) {
+				return pid
+			}
+		}
+	case "init":
+		for _, pid := range sandboxed(t, r.id) {
+			if firstInNamespace(pid) {
+				return pid
+			}
+		}
+	}
+	t.Fatalf("no %s\nstderr: %s", victim, r.said())
+	return 0
+}
+
+// sandboxed lists the processes of a run's container: those that have a file of the
+// run's folder among their mounts. A zombie has no mounts.
+func sandboxed(t *testing.T, id string) []int {
+	t.Helper()
+	return processes(t, "mountinfo", id)
+}
+
+// processes lists those whose file in /proc holds text.
+func processes(t *testing.T, file, text string) []int {
+	t.Helper()
+	names, err := filepath.Glob("/proc/[0-9]*/" + file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var list []int
+	for _, name := range names {
+		if b, err := os.ReadFile(name); err == nil && bytes.Contains(b, []byte(text)) {
+			list = append(list, mustInt(t, strings.Split(name, "/")[2]))
+		}
+	}
+	return list
+}
+
+func mentions(pid int, text string) bool {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
+	return err == nil && bytes.Contains(b, []byte(text))
+}
+
+// firstInNamespace says whether pid is 1 in a pid namespace below the test's.
+func firstInNamespace(pid int) bool {
+	b, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	for line := range strings.Lines(string(b)) {
+		if rest, ok := strings.CutPrefix(line, "NSpid:"); ok {
+			levels := strings.Fields(rest)
+			return len(levels) > 1 && levels[len(levels)-1] == "1"
+		}
+	}
+	return false
+}
+
+// TestFaults is the fault table: in each phase of a run each of its processes is
+// killed, and each is stopped and goes on. P06, A44, A50.
+func TestFaults(t *testing.T) {
+	some(t, func(t *testing.T, s setup) {
+		b := newFaultBench(t, s)
+		for _, p := range phases {
+			t.Run(p.name, func(t *testing.T) {
+				t.Run("stopped", func(t *testing.T) { b.stops(t, p, victims) })
+				for _, victim := range victims {
+					if p.has(victim) {
+						t.Run(victim+" killed", func(t *testing.T) { b.kills(t, p, victim) })
+					}
+				}
+			})
+		}
+		b.tidy(t)
+	})
+}
+
+// some is each for one set-up of either engine, or all of them in soak.
+func some(t *testing.T, f func(t *testing.T, s setup)) {
+	Need(t)
+	for _, s := range setups {
+		if s.full() || soaking() {
+			t.Run(s.name, func(t *testing.T) { f(t, s) })
+		}
+	}
+}
+
+func soaking() bool { return os.Getenv("AGENTSHIM_SOAK") != "" }
+
+// has says whether the victim exists in the phase.
+func (p phase) has(victim string) bool { return victim != "init" || p.wrapper != "starting" }
+
+// stops stands each victim still for a while: the run ends as if nothing had been.
+func (b *faultBench) stops(t *testing.T, p phase, victims []string) {
+	r := b.begin(t, p)
+	for _, victim := range victims {
+		if p.has(victim) {
+			r.pause(t, victim)
+		}
+	}
+	if r.over() {
+		t.Fatalf("the run ended: %s", r.said())
+	}
+	r.unlaunched(t)
+	r.release(t)
+	input := random(t, 64<<10+1)
+	go func() {
+		_, _ = r.stdin.Write(input) // EPIPE: this harness does not read
+		r.stdin.Close()
+	}()
+	out := r.drain(t)
+	r.awaitEnd(t, 30*time.Second)
+	if code := r.cmd.ProcessState.ExitCode(); code != harnessCode {
+		t.Errorf("exit %d, want %d\nstderr: %s", code, harnessCode, r.stderr.String())
+	}
+	wantBytes(t, "stdout", string(out), r.wants(input))
+	r.emptied(t, time.Now())
+	r.recorded(t, "")
+	r.noFolder(t)
+}
+
+// wants is the whole of what the harness prints.
+func (r *faulty) wants(input []byte) []byte {
+	switch {
+	case r.phase.decided:
+		return slices.Concat([]byte("ready\n"), r.big[:200000])
+	case r.phase.script == quietScript:
+		return slices.Concat([]byte("ready\n"), input)
+	}
+	return slices.Concat([]byte("ready\n"), r.big, input)
+}
+
+// drain reads standard output to its end.
+func (r *faulty) drain(t *testing.T) []byte {
+	t.Helper()
+	_ = r.stdout.SetReadDeadline(time.Now().Add(30 * time.Second))
+	rest, err := io.ReadAll(r.stdout)
+	if err != nil {
+		t.Errorf("standard output: %v", err)
+	}
+	return append(r.read, rest...)
+}
+
+// pause stops a victim, the client with its process group, and has it go on.
+func (r *faulty) pause(t *testing.T, victim string) {
+	t.Helper()
+	pid := r.pid(t, victim)
+	target := pid
+	if victim == "client" {
+		target = -pid // rootless Podman is two processes
+	}
+	if err := unix.Kill(target, unix.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(stopped)
+	if state := processState(pid); state != "T" {
+		t.Errorf("%s is in state %q, not stopped", victim, state)
+	}
+	if err := unix.Kill(target, unix.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func processState(pid int) string {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return ""
+	}
+	_, after, _ := strings.Cut(string(b), ") ")
+	return after[:1]
+}
+
+// kills ends a victim: the container is gone soon, and the run is no success.
+func (b *faultBench) kills(t *testing.T, p phase, victim string) {
+	r := b.begin(t, p)
+	pid := r.pid(t, victim)
+	r.unlaunched(t)
+	begin := time.Now()
+	if err := unix.Kill(pid, unix.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	r.release(t)
+	if p.wrapper == "starting" && victim == "shim" {
+		// The client goes on from the gate, and finds its input at an end.
+		r.clientGone(t)
+		begin = time.Now()
+	}
+	r.emptied(t, begin)
+	var out []byte
+	if p.decided {
+		out = r.drain(t) // what is known is still delivered
+	}
+	r.awaitEnd(t, endBound)
+	t.Logf("agentshim ended %v after the fault: %v", time.Since(begin).Round(time.Millisecond), r.cmd.ProcessState)
+	r.unlaunched(t)
+	r.judge(t, victim, out)
+	r.forgotten(t)
+}
+
+// judge looks at how agentshim and its record say that the run ended.
+func (r *faulty) judge(t *testing.T, victim string, out []byte) {
+	t.Helper()
+	switch {
+	case victim == "shim":
+		if rec := r.record(t); !rec.End.IsZero() {
+			t.Errorf("the record has an end: %s", mustJSON(t, rec))
+		}
+		return // its folder is for the next run to remove
+	case r.phase.decided:
+		if code := r.cmd.ProcessState.ExitCode(); code != harnessCode {
+			t.Errorf("exit %d, want the harness's own %d\nstderr: %s", code, harnessCode, r.stderr.String())
+		}
+		wantBytes(t, "stdout", string(out), r.wants(nil))
+		r.recorded(t, "")
+	default:
+		reason := map[string]shim.Reason{"client": shim.ReasonEngineLost, "init": shim.ReasonInitLost}[victim]
+		if code := r.cmd.ProcessState.ExitCode(); code != shim.ExitRefused || !strings.Contains(r.stderr.String(), "agentshim: "+string(reason)+": ") {
+			t.Errorf("exit %d, want 125 %s\nstderr: %s", code, reason, r.stderr.String())
+		}
+		r.recorded(t, reason)
+	}
+	r.noFolder(t)
+}
+
+// unlaunched: before the gate there is nothing in the container but init, and
+// nothing of the harness has run. A44.
+func (r *faulty) unlaunched(t *testing.T) {
+	t.Helper()
+	_, err := os.Lstat(filepath.Join(r.work, "marker"))
+	if got := err == nil; got != r.phase.launched {
+		t.Errorf("the harness has run: %v, want %v", got, r.phase.launched)
+	}
+	if n := len(sandboxed(t, r.id)); !r.phase.launched && n > 1 {
+		t.Errorf("%d processes in the container before the launch", n)
+	}
+}
+
+// emptied waits until no process is left in the container.
+func (r *faulty) emptied(t *testing.T, begin time.Time) {
+	t.Helper()
+	for left := sandboxed(t, r.id); len(left) > 0; left = sandboxed(t, r.id) {
+		if time.Since(begin) > 30*time.Second {
+			t.Fatalf("processes %v live on in the container", left)
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+	if took := time.Since(begin); took > goneBound {
+		t.Errorf("the container lived for %v after the fault", took)
+	}
+}
+
+// clientGone waits until no process names the run in its command line.
+func (r *faulty) clientGone(t *testing.T) {
+	t.Helper()
+	for begin := time.Now(); ; time.Sleep(20 * time.Millisecond) {
+		if len(processes(t, "cmdline", "agentshim-"+r.id)) == 0 {
+			return
+		}
+		if time.Since(begin) > 30*time.Second {
+			t.Fatalf("processes of run %s live on: %v", r.id, processes(t, "cmdline", "agentshim-"+r.id))
+		}
+	}
+}
+
+// awaitEnd waits for the shim.
+func (r *faulty) awaitEnd(t *testing.T, bound time.Duration) {
+	t.Helper()
+	select {
+	case <-r.waited:
+	case <-time.After(bound):
+		t.Errorf("agentshim still runs after %v", bound)
+		r.cancel()
+		<-r.waited
+	}
+}
+
+func (r *faulty) record(t *testing.T) shim.Record {
+	t.Helper()
+	return readRecord(t, filepath.Join(r.state, "agentshim/runs", r.id, "record.json"))
+}
+
+// recorded compares the record's end; without a reason it is the harness's own.
+func (r *faulty) recorded(t *testing.T, reason shim.Reason) {
+	t.Helper()
+	rec, exit := r.record(t), harnessCode
+	if reason != "" {
+		exit = shim.ExitRefused
+	}
+	if rec.Exit != exit || rec.Reason != reason || rec.Retry != reason.Retryable() || rec.End.IsZero() {
+		t.Errorf("record: exit %d, reason %q, retry %v, end %v; want %d %q", rec.Exit, rec.Reason, rec.Retry, rec.End, exit, reason)
+	}
+}
+
+func (r *faulty) noFolder(t *testing.T) {
+	t.Helper()
+	if _, err := os.Lstat(filepath.Join(r.runtimeDir(t), r.id)); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the run's folder: %v", err)
+	}
+}
+
+// forgotten waits until the engine has no container of the run, and no process on
+// the host serves it.
+func (r *faulty) forgotten(t *testing.T) {
+	t.Helper()
+	begin := time.Now()
+	for {
+		left := strings.Fields(r.bare(t, "ps", "-aq", "--filter", "label=agentshim.run="+r.id).ok(t).Stdout)
+		if len(left) == 0 && len(processes(t, "cmdline", r.id)) == 0 {
+			return
+		}
+		if time.Since(begin) > tidyBound {
+			t.Errorf("left after %v: containers %v, processes %v", tidyBound, left, processes(t, "cmdline", r.id))
+			return
+		}
+		time.Sleep(100 * time.Millisecond)
+	}
+}
+
+// tidy: the next run removes what killed shims left. A50.
+func (b *faultBench) tidy(t *testing.T) {
+	t.Helper()
+	b.call(t, call{State: b.state}, "exec", "--quiet", "--spec", b.file, "--", "true").ok(t)
+	for _, dir := range b.folders {
+		if _, err := os.Lstat(dir); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("%s is left: %v", dir, err)
+		}
+	}
+}
