@@ -38,7 +38,6 @@ var missingFeatures = []missing{
 	given("$.devices", "", func(h *Harness) bool { return len(h.Devices) > 0 }),
 	given("$.groups", "", func(h *Harness) bool { return len(h.Groups) > 0 }),
 	given("$.session", "", func(h *Harness) bool { return h.Session != nil }),
-	given("$.timeout", "", func(h *Harness) bool { return h.Timeout != "" }),
 }
 
 func given(path, remedy string, used func(*Harness) bool) missing {

@@ -414,7 +414,6 @@ func TestNotBuilt(t *testing.T) {
 		{"$.devices", with(`"devices":["/dev/fuse"]`)},
 		{"$.groups", with(`"groups":[1]`)},
 		{"$.session", with(`"session":{}`)},
-		{"$.timeout", with(`"timeout":"30m"`)},
 	} {
 		t.Run(tt.path, func(t *testing.T) {
 			_, err := parse(tt.text)

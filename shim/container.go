@@ -93,12 +93,18 @@ func (c *container) drive(ctx context.Context, rec *Record) error {
 	}
 	c.p.phases.done("launch")
 	exit, err := c.stream()
-	if err != nil {
-		return err
+	first, timedOut, killed := c.p.control.outcome()
+	if first != 0 {
+		rec.Signal = unix.SignalName(first)
 	}
-	c.p.phases.done("harness")
-	rec.Harness = &exit
-	rec.Exit, err = exit.Status()
+	if err == nil {
+		c.p.phases.done("harness")
+		rec.Harness, rec.Cause = &exit, causeOf(exit, first != 0, killed)
+		rec.Exit, err = exit.Status()
+	}
+	if timedOut {
+		return &Error{Reason: ReasonTimeout, Msg: "the harness ran longer than its timeout of " + c.p.job.Harness.Timeout, Err: err}
+	}
 	return err
 }
 
@@ -184,6 +190,10 @@ func (c *container) launch() error {
 	}
 	args, env := c.p.plan.Launch(c.p.job.Harness, c.p.values)
 	launch := wire.Launch{Args: args, Env: env, Dir: c.p.plan.Process.Cwd, RuntimeDir: c.p.plan.Process.RuntimeDir}
+	if c.p.terminal != nil {
+		size := c.p.terminal.size()
+		launch.Terminal = &size
+	}
 	if err := c.send(func() error { return c.conn.SendJSON(wire.KindLaunch, launch) }); err != nil {
 		return err
 	}
@@ -207,8 +217,8 @@ func (c *container) sendFile(f homeFile) error {
 
 // watchdog kills the engine's client unless it is stopped in time: who waits for
 // init gets an error.
-func (c *container) watchdog(timeout time.Duration) *time.Timer {
-	return time.AfterFunc(timeout, func() { _ = c.proc.Signal(syscall.SIGKILL) })
+func (c *container) watchdog(timeout time.Duration) *countdown {
+	return startCountdown(timeout, func() { _ = c.proc.Signal(syscall.SIGKILL) })
 }
 
 // send bounds a write and turns its failure into the reason for it. A protocol
@@ -216,7 +226,7 @@ func (c *container) watchdog(timeout time.Duration) *time.Timer {
 func (c *container) send(write func() error) error {
 	timer := c.watchdog(answerTimeout)
 	err := write()
-	timer.Stop()
+	timer.stop()
 	switch {
 	case err == nil:
 		return nil
@@ -253,7 +263,7 @@ func (c *container) expect(timeout time.Duration, kind wire.Kind, v any) error {
 func (c *container) recv(timeout time.Duration) (wire.Frame, error) {
 	timer := c.watchdog(timeout)
 	f, err := c.conn.Recv()
-	if !timer.Stop() && err != nil {
+	if !timer.stop() && err != nil {
 		return f, &Error{Reason: ReasonEngineLost, Msg: fmt.Sprintf("no answer from the container in %v", timeout), Err: err}
 	}
 	if err != nil {
@@ -287,128 +297,6 @@ func refusedByInit(r wire.Refused) error {
 		known.reason = ReasonInternal
 	}
 	return &Error{Reason: known.reason, Msg: printable(r.Detail), Hint: known.hint}
-}
-
-// stream carries the harness's streams until it has ended and all of its output
-// is written.
-func (c *container) stream() (wire.Exit, error) {
-	s := c.newStreams()
-	var exit wire.Exit
-	for {
-		f, err := c.conn.Recv()
-		if err == nil {
-			err = s.handle(f, &exit)
-		}
-		if errors.Is(err, errHarnessEnded) {
-			c.finished = true
-			return exit, s.drain()
-		}
-		if err != nil {
-			if closed := s.outputError(); closed != nil {
-				return exit, closed
-			}
-			return exit, c.lost(err)
-		}
-	}
-}
-
-var errHarnessEnded = errors.New("harness ended")
-
-// streams are the three of one harness.
-type streams struct {
-	stdin *wire.Source
-	sinks [3]*wire.Sink // by stream; Stdin is unused
-	// done gets each output's end.
-	done   chan error
-	closed chan error
-}
-
-func (c *container) newStreams() *streams {
-	s := &streams{stdin: wire.NewSource(c.conn, wire.Stdin), done: make(chan error, 2), closed: make(chan error, 2)}
-	for stream, w := range map[uint8]io.Writer{wire.Stdout: c.p.job.Stdout, wire.Stderr: c.p.job.Stderr} {
-		sink := wire.NewSink(c.conn, stream)
-		s.sinks[stream] = sink
-		go func() {
-			err := sink.Run(w)
-			if err != nil && !c.finishedConn(err) {
-				s.closed <- err
-				c.lifeline()
-			}
-			s.done <- err
-		}()
-	}
-	// A write error shows in the receiving loop too.
-	go func() { _ = s.stdin.Run(c.p.stdin) }()
-	return s
-}
-
-// finishedConn tells an error of the connection from one of the caller's stream:
-// the client's end breaks the pipe that credit is sent over.
-func (c *container) finishedConn(err error) bool {
-	select {
-	case <-c.status:
-		return true
-	default:
-		return errors.Is(err, io.ErrClosedPipe)
-	}
-}
-
-func (s *streams) handle(f wire.Frame, exit *wire.Exit) error {
-	switch f.Kind {
-	case wire.KindData:
-		if f.Stream == wire.Stdin {
-			return wire.ErrProtocol
-		}
-		return s.sinks[f.Stream].Put(f.Payload)
-	case wire.KindEOF:
-		if f.Stream == wire.Stdin {
-			return wire.ErrProtocol
-		}
-		s.sinks[f.Stream].CloseWrite()
-		return nil
-	case wire.KindCredit:
-		n, err := f.Uint32()
-		if err != nil {
-			return err
-		}
-		if f.Stream != wire.Stdin {
-			return wire.ErrProtocol
-		}
-		return s.stdin.Grant(n)
-	case wire.KindExit:
-		if err := f.JSON(exit); err != nil {
-			return err
-		}
-		if _, err := exit.Status(); err != nil {
-			return err
-		}
-		return errHarnessEnded
-	}
-	return wire.ErrProtocol
-}
-
-// drain waits until all output is written.
-func (s *streams) drain() error {
-	s.stdin.Close()
-	// Init ended them before it said how the harness ended. One that did not must
-	// not keep this waiting.
-	s.sinks[wire.Stdout].CloseWrite()
-	s.sinks[wire.Stderr].CloseWrite()
-	for range 2 {
-		if err := <-s.done; err != nil {
-			return s.outputError()
-		}
-	}
-	return nil
-}
-
-func (s *streams) outputError() error {
-	select {
-	case err := <-s.closed:
-		return &Error{Reason: ReasonOutputClosed, Msg: "the reader of agentshim's output is gone", Err: err}
-	default:
-		return nil
-	}
 }
 
 // lost says why the connection ended before init said how the harness ended.

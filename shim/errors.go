@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"unicode"
 )
 
@@ -47,6 +48,7 @@ const (
 	ReasonInitLost          Reason = "init-lost"
 	ReasonEngineLost        Reason = "engine-lost"
 	ReasonOutputClosed      Reason = "output-closed"
+	ReasonTimeout           Reason = "timeout"
 	ReasonInterrupted       Reason = "interrupted"
 	ReasonInternal          Reason = "internal"
 )
@@ -90,8 +92,9 @@ func Reasons() []ReasonInfo {
 		{ReasonInitMissing, false, "The program that runs inside the container is missing or altered."},
 		{ReasonInitLost, true, "The container ended without saying how the harness ended."},
 		{ReasonEngineLost, true, "The engine or its client went away during the run."},
-		{ReasonOutputClosed, false, "The reader of standard output or standard error went away."},
-		{ReasonInterrupted, true, "A signal ended agentshim before the harness started."},
+		{ReasonOutputClosed, false, "Standard output can't be written. Exit code 141 when its reader went away."},
+		{ReasonTimeout, false, "The harness ran longer than its timeout. Exit code 124."},
+		{ReasonInterrupted, true, "A signal ended agentshim before the harness started. Exit code 128 and the signal's number."},
 		{ReasonInternal, false, "A fault of agentshim itself."},
 	}
 }
@@ -105,6 +108,38 @@ func (r Reason) Retryable() bool {
 		}
 	}
 	return false
+}
+
+// Exit codes of agentshim's own.
+const (
+	// ExitRefused is for a refusal or failure.
+	ExitRefused = 125
+	// ExitTimeout is for a harness that ran longer than its timeout.
+	ExitTimeout = 124
+	// exitSignal is added to the number of a signal: SIGPIPE's stands for the reader
+	// of standard output that went away.
+	exitSignal = 128
+)
+
+// ExitCode is agentshim's exit code for an error of Run's, 0 for nil.
+func ExitCode(err error) int {
+	var sig SignalError
+	switch reason := ReasonOf(err); {
+	case err == nil:
+		return 0
+	case reason == ReasonTimeout:
+		return ExitTimeout
+	case reason == ReasonInterrupted && errors.As(err, &sig):
+		return exitSignal + int(sig.Signal)
+	case reason == ReasonOutputClosed && readerGone(err):
+		return exitSignal + int(syscall.SIGPIPE)
+	}
+	return ExitRefused
+}
+
+// readerGone tells a pipe, socket or terminal without its other end from a full disk.
+func readerGone(err error) bool {
+	return errors.Is(err, syscall.EPIPE) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EIO)
 }
 
 // Error is a refusal or failure with its reason. Msg holds no reason word, no

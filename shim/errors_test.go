@@ -1,10 +1,13 @@
 package shim
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"strings"
+	"syscall"
 	"testing"
 )
 
@@ -26,7 +29,7 @@ func TestReasonsAreDocumentedOnce(t *testing.T) {
 		ReasonSpecInvalid, ReasonEngineMissing, ReasonEngineDenied, ReasonEngineDown, ReasonEngineContext, ReasonEngineRemote,
 		ReasonEngineMismatch, ReasonEngineUnsupported, ReasonEngineFailed, ReasonImageMissing, ReasonImagePlatform, ReasonImageUser, ReasonIdentity, ReasonOutputClosed,
 		ReasonPullFailed, ReasonHarnessMissing, ReasonGap, ReasonWidening, ReasonPosture, ReasonEgressSetup, ReasonMount, ReasonPolicy,
-		ReasonEnvMissing, ReasonPrompt, ReasonState, ReasonInitMissing, ReasonInitLost, ReasonEngineLost, ReasonInterrupted, ReasonInternal,
+		ReasonEnvMissing, ReasonPrompt, ReasonState, ReasonInitMissing, ReasonInitLost, ReasonEngineLost, ReasonTimeout, ReasonInterrupted, ReasonInternal,
 	} {
 		if !seen[r] {
 			t.Errorf("%s is not in the list", r)
@@ -113,5 +116,33 @@ func TestEngineErrorText(t *testing.T) {
 	}
 	if got := printable(strings.Repeat("ä", 1000)); len(got) > maxLine+len("…") {
 		t.Errorf("a line of %d bytes", len(got))
+	}
+}
+
+func TestExitCode(t *testing.T) {
+	reason := func(r Reason, err error) error { return fmt.Errorf("run: %w", &Error{Reason: r, Err: err}) }
+	for _, tt := range []struct {
+		name string
+		err  error
+		want int
+	}{
+		{"none", nil, 0},
+		{"without a reason", io.EOF, 125},
+		{"refused", reason(ReasonGap, nil), 125},
+		{"timeout", reason(ReasonTimeout, nil), 124},
+		{"timeout and a lost engine", reason(ReasonTimeout, reason(ReasonEngineLost, nil)), 124},
+		{"signal", reason(ReasonInterrupted, SignalError{syscall.SIGTERM}), 143},
+		{"ended by the caller's context", reason(ReasonInterrupted, context.Canceled), 125},
+		{"signal with another reason", reason(ReasonMount, SignalError{syscall.SIGTERM}), 125},
+		{"reader gone", reason(ReasonOutputClosed, &os.PathError{Err: syscall.EPIPE}), 141},
+		{"terminal gone", reason(ReasonOutputClosed, syscall.EIO), 141},
+		{"disk full", reason(ReasonOutputClosed, syscall.ENOSPC), 125},
+		{"broken pipe of the engine's", reason(ReasonEngineLost, syscall.EPIPE), 125},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			if got := ExitCode(tt.err); got != tt.want {
+				t.Errorf("%d, want %d", got, tt.want)
+			}
+		})
 	}
 }

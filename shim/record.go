@@ -41,6 +41,10 @@ type Record struct {
 	Attestation *Attestation `json:"attestation,omitempty"`
 	Phases      []Phase      `json:"phases,omitempty"`
 	Harness     *wire.Exit   `json:"harness,omitempty"`
+	// Cause says what ended the harness; Signal is the first signal to end that was
+	// passed on to it, e.g. SIGTERM.
+	Cause  Cause  `json:"cause,omitempty"`
+	Signal string `json:"signal,omitempty"`
 	// Exit is agentshim's exit code; Reason says why where it is agentshim's own.
 	Exit   int    `json:"exit"`
 	Reason Reason `json:"reason,omitempty"`

@@ -36,6 +36,13 @@ type Job struct {
 	Stdout, Stderr io.Writer
 	// StdinTerminal says that Stdin is a terminal: it is no prompt.
 	StdinTerminal bool
+	// Terminal is the caller's where both Stdin and Stdout are one; nil otherwise. The
+	// harness then gets a terminal, unless the file says never or its stdin is the
+	// prompt. It is in raw mode while the harness runs.
+	Terminal *os.File
+	// Signals are what the caller received of Signals; may be nil. INT, TERM and HUP
+	// end the run: before the harness runs at once, then by passing the signal on.
+	Signals <-chan os.Signal
 	// Progress gets an image pull's output; nil for none.
 	Progress io.Writer
 	// Proven is called once when the posture is proven, before the harness starts; may be nil.
@@ -79,6 +86,9 @@ type prepared struct {
 	// stdin is what the harness reads.
 	stdin  io.Reader
 	phases *phases
+	// control is Run's; terminal is nil where the harness gets none.
+	control  *control
+	terminal *terminal
 }
 
 // Plan decides a job and starts nothing. What it decides is what Run does. The
@@ -106,6 +116,7 @@ func Plan(ctx context.Context, j Job) (spec.Plan, []string, error) {
 // the folders if they could be opened, for the record.
 func prepare(ctx context.Context, j Job, ph *phases, withValues bool) (*prepared, error) {
 	p := &prepared{job: j, phases: ph, stdin: j.Stdin}
+	p.job.Stdin = interruptible{ctx, steadyReader(j.Stdin)} // a prompt, read before anything runs
 	var err error
 	if p.folders, err = openFolders(j.getenv, homeFolder(j.getenv)); err != nil {
 		return nil, err
@@ -127,7 +138,9 @@ func (p *prepared) decide(ctx context.Context, withValues bool) error {
 		return err
 	}
 	ph.done("inputs")
-	p.plan, err = spec.Compile(p.job.Harness, p.host, spec.Options{Command: p.job.Command, EnvFiles: names})
+	p.plan, err = spec.Compile(p.job.Harness, p.host, spec.Options{
+		Command: p.job.Command, EnvFiles: names, Terminal: p.job.terminalEnv(),
+	})
 	ph.done("plan")
 	return asError(err)
 }
@@ -236,7 +249,8 @@ func hints(err error) string {
 // state folder. The error is nil when the harness ran to its own end, whatever its
 // exit code; otherwise it is an *Error, and the harness's container is gone.
 //
-// When ctx ends, the container is ended.
+// When ctx ends, the container is ended at once. Signals end it as their senders
+// expect: see Job.Signals.
 func Run(ctx context.Context, j Job) (Record, error) {
 	j = j.withDefaults()
 	ph := newPhases()
@@ -246,8 +260,15 @@ func Run(ctx context.Context, j Job) (Record, error) {
 		return rec.failed(err), err
 	}
 	rec.Owner = owner
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	ctl := newControl(j, cancel)
+	done := make(chan struct{})
+	defer close(done)
+	go ctl.listen(j.Signals, done)
 	p, err := prepare(ctx, j, ph, true)
 	if err == nil {
+		p.attach(ctl)
 		rec.describe(p)
 		err = p.execute(ctx, &rec)
 	}
@@ -279,11 +300,8 @@ func digest(b []byte) string {
 	return "sha256:" + hex.EncodeToString(sum[:])
 }
 
-// ExitRefused is the exit code for a refusal or failure of agentshim's own.
-const ExitRefused = 125
-
 func (r Record) failed(err error) Record {
-	r.Exit, r.Reason, r.Message = ExitRefused, ReasonOf(err), err.Error()
+	r.Exit, r.Reason, r.Message = ExitCode(err), ReasonOf(err), err.Error()
 	r.Retry = r.Reason.Retryable()
 	return r
 }
@@ -294,6 +312,14 @@ func interrupted(ctx context.Context, err error) error {
 		return err
 	}
 	return &Error{Reason: ReasonInterrupted, Msg: "ended on request", Err: context.Cause(ctx)}
+}
+
+// attach connects the run to the caller's signals and, if the harness gets one, terminal.
+func (p *prepared) attach(c *control) {
+	p.control = c
+	if p.plan.Process.Terminal {
+		p.terminal = c.terminal
+	}
 }
 
 func (r *Record) describe(p *prepared) {

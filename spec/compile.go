@@ -21,6 +21,9 @@ type Options struct {
 	Command []string
 	// EnvFiles holds the variable names of each of the file's envFiles, in order.
 	EnvFiles [][]string
+	// Terminal holds those of TerminalEnv that the caller has set, where its standard
+	// input and output are a terminal; nil where they are not.
+	Terminal map[string]string
 }
 
 const mib = 1 << 20

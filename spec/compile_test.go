@@ -397,3 +397,51 @@ func TestPlanJSONIsStrict(t *testing.T) {
 		t.Errorf("%v: %s", err, cmp.Diff(string(b), string(c)))
 	}
 }
+
+// TestTerminal: who gets one, and the caller's variables with it.
+func TestTerminal(t *testing.T) {
+	const file = `"version":1,"image":"a","user":"1000:1000"`
+	vars := map[string]string{"TERM": "xterm-direct", "LANG": "de_DE.UTF-8", "COLORTERM": ""}
+	for _, tt := range []struct {
+		name    string
+		fields  string
+		options Options
+		want    bool
+	}{
+		{"auto", `"harness":{"binary":"x"}`, Options{Terminal: vars}, true},
+		{"auto without one", `"harness":{"binary":"x"}`, Options{}, false},
+		{"auto, no variable set", `"harness":{"binary":"x"}`, Options{Terminal: map[string]string{}}, true},
+		{"never", `"terminal":"never","harness":{"binary":"x"}`, Options{Terminal: vars}, false},
+		{"prompt on stdin", `"harness":{"binary":"x","promptMode":"stdin"}`, Options{Terminal: vars}, false},
+		{"another program", `"harness":{"binary":"x","promptMode":"stdin"}`, Options{Terminal: vars, Command: []string{"sh"}}, true},
+		{"the file's own wins", `"env":{"LANG":"C"},"harness":{"binary":"x"}`, Options{Terminal: vars}, true},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			host := dockerRoot()
+			host.Image.Env = []string{"TERM=dumb", "TZ=Image/Zone"}
+			plan, err := Compile(parse(t, "{"+file+","+tt.fields+"}"), host, tt.options)
+			if err != nil {
+				t.Fatal(err)
+			}
+			got := map[string]EnvVar{}
+			for _, v := range plan.Process.Env {
+				got[v.Name] = v
+			}
+			want := map[string]EnvVar{"TERM": {"TERM", "image", "dumb"}, "TZ": {"TZ", "image", "Image/Zone"}}
+			if tt.want && len(tt.options.Terminal) > 0 {
+				want["TERM"], want["LANG"] = EnvVar{"TERM", "terminal", "xterm-direct"}, EnvVar{"LANG", "terminal", "de_DE.UTF-8"}
+			}
+			if strings.Contains(tt.fields, `"env"`) {
+				want["LANG"] = EnvVar{Name: "LANG", From: "env"}
+			}
+			for _, name := range TerminalEnv {
+				if got[name] != want[name] {
+					t.Errorf("%+v, want %+v", got[name], want[name])
+				}
+			}
+			if plan.Process.Terminal != tt.want {
+				t.Errorf("terminal %v, want %v", plan.Process.Terminal, tt.want)
+			}
+		})
+	}
+}

@@ -97,20 +97,22 @@ type Process struct {
 	PromptMode string `json:"promptMode"`
 	// RuntimeDir is XDG_RUNTIME_DIR.
 	RuntimeDir string `json:"runtimeDir"`
+	// Terminal says that the three streams are a terminal.
+	Terminal bool `json:"terminal,omitempty"`
 }
 
 // EnvVar is one variable of the harness.
 type EnvVar struct {
 	Name string `json:"name"`
-	// From is default, image, agentshim, envFile, envFrom, env or harness.
+	// From is default, image, agentshim, terminal, envFile, envFrom, env or harness.
 	From string `json:"from"`
-	// Value is set for default, image and agentshim only.
+	// Value is set for default, image, agentshim and terminal only.
 	Value string `json:"value,omitempty"`
 }
 
 // Secret reports whether the value is the caller's and left out of the plan.
 func (v EnvVar) Secret() bool {
-	return v.From != fromDefault && v.From != fromImage && v.From != fromShim
+	return v.From != fromDefault && v.From != fromImage && v.From != fromShim && v.From != fromTerminal
 }
 
 // EtcFile is one generated file.

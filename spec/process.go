@@ -11,30 +11,47 @@ import (
 
 // Where a variable comes from.
 const (
-	fromDefault = "default"
-	fromImage   = "image"
-	fromShim    = "agentshim"
-	fromEnvFile = "envFile"
-	fromCaller  = "envFrom"
-	fromEnv     = "env"
-	fromHarness = "harness"
+	fromDefault  = "default"
+	fromImage    = "image"
+	fromShim     = "agentshim"
+	fromTerminal = "terminal"
+	fromEnvFile  = "envFile"
+	fromCaller   = "envFrom"
+	fromEnv      = "env"
+	fromHarness  = "harness"
 )
+
+// TerminalEnv are the caller's variables that a harness with a terminal gets.
+var TerminalEnv = []string{"COLORTERM", "LANG", "TERM", "TZ"}
 
 // PromptPlaceholder stands for the prompt in a plan's argv.
 const PromptPlaceholder = "<prompt>"
 
 func (c *compiler) process() error {
 	p := Process{
-		Env: c.env(), Cwd: c.cwd(), PromptMode: c.h.Harness.PromptMode,
+		Env: c.env(), Cwd: c.cwd(), PromptMode: c.promptMode(), Terminal: c.terminal(),
 		RuntimeDir: fmt.Sprintf("/run/user/%d", c.plan.Identity.UID),
 	}
 	if len(c.o.Command) > 0 {
-		p.Args, p.PromptMode = slices.Clone(c.o.Command), "command"
+		p.Args = slices.Clone(c.o.Command)
 	} else {
 		p.Args = c.h.Harness.Argv(PromptPlaceholder, PromptPath)
 	}
 	c.plan.Process = p
 	return nil
+}
+
+func (c *compiler) promptMode() string {
+	if len(c.o.Command) > 0 {
+		return "command"
+	}
+	return c.h.Harness.PromptMode
+}
+
+// terminal says that the harness gets one. Where its standard input is the prompt,
+// that has to end, which a terminal's does not.
+func (c *compiler) terminal() bool {
+	return c.o.Terminal != nil && c.h.Terminal != "never" && c.promptMode() != "stdin"
 }
 
 func (c *compiler) cwd() string {
@@ -63,6 +80,13 @@ func (c *compiler) env() []EnvVar {
 	}
 	for name, value := range ownEnv(c.plan.Identity) {
 		set(fromShim, name, value)
+	}
+	if c.terminal() {
+		for _, name := range TerminalEnv {
+			if value := c.o.Terminal[name]; value != "" {
+				set(fromTerminal, name, value)
+			}
+		}
 	}
 	for _, names := range c.o.EnvFiles {
 		for _, name := range names {

@@ -1,10 +1,12 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
 	"os"
+	"os/signal"
 	"time"
 
 	"github.com/sirupsen/logrus"
@@ -23,6 +25,8 @@ type execFlags struct {
 	result  string
 	quiet   bool
 	command bool
+	// temporary replaces 125 where a retry can help; 0 is off.
+	temporary int
 }
 
 func newExec() *cobra.Command {
@@ -33,21 +37,35 @@ func newExec() *cobra.Command {
 		Long: "Run the harness of the file in its container. Words behind -- are the prompt; else\n" +
 			"the file's; else standard input, to its end.\n\n" +
 			"Standard output carries the harness's and nothing else. The exit code is the\n" +
-			"harness's own; 128+n when signal n ended it; 125 when agentshim refused or failed,\n" +
-			"with the reason on standard error (agentshim reasons lists them).",
+			"harness's own, and 128+n when signal n ended it. Otherwise standard error has the\n" +
+			"reason (agentshim reasons lists them): 125 when agentshim refused or failed, 124 when\n" +
+			"the harness's timeout passed, 141 when the reader of standard output went away, 128+n\n" +
+			"when signal n came before the harness ran. A closed standard error ends nothing.\n\n" +
+			"INT, TERM and HUP are passed on to the harness; what is left after stopGrace is\n" +
+			"killed. A second one shortens the grace to one second. QUIT, USR1, USR2 and CONT are\n" +
+			"passed on and that is all. A stopped agentshim pauses the harness's streams only.\n\n" +
+			"Where standard input and output are a terminal, the harness gets one too (unless the\n" +
+			"file says \"terminal\": \"never\", or its standard input is the prompt), and every key\n" +
+			"is the harness's: Ctrl-C does not end the run by itself. The caller's TERM, COLORTERM,\n" +
+			"LANG and TZ go along. The terminal's mode is restored however the run ends, unless\n" +
+			"agentshim itself is killed by SIGKILL; then type reset.",
 		Example: "  agentshim exec --spec harness.json -- fix the failing test\n" +
 			"  agentshim exec --spec harness.json --workspace . < task.md\n" +
-			"  agentshim exec --spec harness.json --command -- ls -la",
+			"  agentshim exec --spec harness.json --command -- sh -l",
 		RunE: func(cmd *cobra.Command, args []string) error { return f.run(cmd, args) },
 	}
 	f.register(cmd)
 	cmd.Flags().StringVar(&f.result, "result", "", "write the run's record to this file")
 	cmd.Flags().BoolVar(&f.quiet, "quiet", false, "say nothing but errors")
 	cmd.Flags().BoolVar(&f.command, "command", false, "the words behind -- are an argv that runs instead of the harness")
+	cmd.Flags().IntVar(&f.temporary, "temporary-code", 0, "exit code instead of 125 where a retry can help (1 to 255)")
 	return cmd
 }
 
 func (f *execFlags) run(cmd *cobra.Command, words []string) error {
+	if f.temporary < 0 || f.temporary > 255 {
+		return f.fail(invalid("--temporary-code %d", "use 1 to 255", f.temporary))
+	}
 	job, err := f.job()
 	if err != nil {
 		return f.fail(err)
@@ -60,7 +78,7 @@ func (f *execFlags) run(cmd *cobra.Command, words []string) error {
 		job.Words, job.Command = nil, words
 	}
 	job.Stdin, job.Stdout, job.Stderr = os.Stdin, os.Stdout, os.Stderr
-	job.StdinTerminal = term.IsTerminal(int(os.Stdin.Fd()))
+	job.StdinTerminal, job.Terminal = term.IsTerminal(int(os.Stdin.Fd())), callersTerminal()
 	job.Log = func(format string, args ...any) { logrus.Debugf(format, args...) }
 	if !f.quiet {
 		job.Progress = os.Stderr
@@ -71,17 +89,50 @@ func (f *execFlags) run(cmd *cobra.Command, words []string) error {
 			printProven(os.Stderr, p, a)
 		}
 	}
-	rec, err := shim.Run(cmd.Context(), job)
+	rec, err := runSignalled(cmd.Context(), job)
+	if err == nil && !f.quiet {
+		printEnd(os.Stderr, rec)
+	}
 	if f.result != "" {
 		err = errors.Join(err, rec.WriteFile(f.result))
 	}
-	if err != nil {
+	switch {
+	case err != nil && f.temporary != 0 && shim.ExitCode(err) == shim.ExitRefused && shim.ReasonOf(err).Retryable():
+		return codedError{err, f.temporary}
+	case err != nil:
 		return err
-	}
-	if rec.Exit != 0 {
+	case rec.Exit != 0:
 		return exitError(rec.Exit)
 	}
 	return nil
+}
+
+// callersTerminal is standard input where it and standard output are terminals.
+func callersTerminal() *os.File {
+	if term.IsTerminal(int(os.Stdin.Fd())) && term.IsTerminal(int(os.Stdout.Fd())) {
+		return os.Stdin
+	}
+	return nil
+}
+
+// runSignalled runs a job that gets this process's signals, instead of being ended
+// by them through ctx.
+func runSignalled(ctx context.Context, job shim.Job) (shim.Record, error) {
+	signals := make(chan os.Signal, 16)
+	catch(signals, shim.Signals(job.Terminal != nil)...)
+	defer signal.Stop(signals)
+	job.Signals = signals
+	if ctx.Err() == nil { // else a signal came before this caught any
+		ctx = context.WithoutCancel(ctx)
+	}
+	return shim.Run(ctx, job)
+}
+
+// printEnd says what the harness's exit code does not.
+func printEnd(w io.Writer, rec shim.Record) {
+	if rec.Harness != nil && rec.Harness.OOMKills > 0 {
+		fmt.Fprintf(w, "agentshim: the kernel killed %d process(es) of the container for lack of memory (resources.memoryMb)\n", rec.Harness.OOMKills)
+	}
 }
 
 // fail writes the result of a run that never began.

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"os/signal"
 	"strings"
@@ -12,6 +13,7 @@ import (
 
 	"github.com/sirupsen/logrus"
 	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 
 	"github.com/agentshim/agentshim/harness"
 	"github.com/agentshim/agentshim/shim"
@@ -21,25 +23,38 @@ import (
 var version = "dev"
 
 func main() {
+	keepFromChildren()
 	ctx, stop := signalContext()
 	code := run(ctx, os.Args[1:])
 	stop()
 	os.Exit(code)
 }
 
-// signalError is the cause of a context that a signal ended.
-type signalError struct{ sig syscall.Signal }
+// keepFromChildren marks every descriptor of the caller's beyond the three streams:
+// rootless Podman leaves a process behind, which would keep a lock or pipe open. The
+// call exists since Linux 5.9 and its flag since 5.11; before, nothing is marked.
+func keepFromChildren() {
+	_ = unix.CloseRange(3, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC)
+}
 
-func (e signalError) Error() string { return "signal: " + e.sig.String() }
+// catch asks for signals, but for those that the caller made agentshim ignore
+// (nohup, a shell's background job).
+func catch(ch chan<- os.Signal, signals ...os.Signal) {
+	for _, s := range signals {
+		if !signal.Ignored(s) {
+			signal.Notify(ch, s)
+		}
+	}
+}
 
 // signalContext ends with the first INT, TERM or HUP.
 func signalContext() (context.Context, func()) {
 	ctx, cancel := context.WithCancelCause(context.Background())
 	ch := make(chan os.Signal, 1)
-	signal.Notify(ch, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
+	catch(ch, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
 	go func() {
 		if s, ok := (<-ch).(syscall.Signal); ok {
-			cancel(signalError{s})
+			cancel(shim.SignalError{Signal: s})
 		}
 	}()
 	return ctx, func() { cancel(nil) }
@@ -50,24 +65,36 @@ type exitError int
 
 func (e exitError) Error() string { return fmt.Sprintf("exit %d", int(e)) }
 
+// codedError is an error to print, with an exit code that the caller asked for.
+type codedError struct {
+	error
+	code int
+}
+
+func (e codedError) Unwrap() error { return e.error }
+
 // run is main without the process: it prints errors and returns the exit code.
 func run(ctx context.Context, args []string) int {
 	cmd := newRoot()
 	cmd.SetArgs(args)
 	err := cmd.ExecuteContext(ctx)
 	var exit exitError
-	var sig signalError
+	var coded codedError
+	var sig shim.SignalError
 	switch {
 	case err == nil:
 		return 0
 	case errors.As(err, &exit):
 		return int(exit)
-	case errors.As(err, &sig):
-		printError(err)
-		return 128 + int(sig.sig)
 	}
 	printError(err)
-	return shim.ExitRefused
+	switch {
+	case errors.As(err, &coded):
+		return coded.code
+	case errors.As(err, &sig):
+		return 128 + int(sig.Signal)
+	}
+	return shim.ExitCode(err)
 }
 
 // printError writes "agentshim: reason: …", a line for each problem, and hints.
@@ -147,7 +174,7 @@ func newSchema() *cobra.Command {
 
 func newReasons() *cobra.Command {
 	return &cobra.Command{
-		Use: "reasons", Short: "List the reasons for exit code 125", Args: cobra.NoArgs,
+		Use: "reasons", Short: "List the reasons for an exit code of agentshim's own", Args: cobra.NoArgs,
 		Run: func(cmd *cobra.Command, _ []string) {
 			for _, r := range shim.Reasons() {
 				retry := ""

@@ -32,7 +32,7 @@ func newPlan() *cobra.Command {
 			if command {
 				job.Command = words
 			}
-			job.Progress = cmd.ErrOrStderr()
+			job.Progress, job.Terminal = cmd.ErrOrStderr(), callersTerminal()
 			plan, argv, err := shim.Plan(cmd.Context(), job)
 			if err != nil {
 				return err
