@@ -524,7 +524,7 @@ func TestImageFolderModes(t *testing.T) {
 			{name: "run", op: []string{"stat", "/run"}, want: fmt.Sprintf("ok: %d:%d 0755", uid, gid)},
 		}
 		if s.engine == "docker" {
-			trials = append(trials, trial{name: "volume", op: []string{"stat", "/data"}, want: fmt.Sprintf("ok: %d:%d 0755", uid, gid)})
+			trials = append(trials, trial{name: "volume", op: []string{"create", "/data"}, want: "ok"})
 		}
 		sandbox, _ := s.try(t, spec{"image": image}, of(trials))
 		judge(t, trials, sandbox, sandbox)
@@ -839,6 +839,27 @@ func TestExitCodesAreToldApart(t *testing.T) {
 					r.refused(t, row.reason)
 				}
 			})
+		}
+	})
+}
+
+// TestHostTmpfsKeepsItsMode: a folder on a tmpfs of the host's is no tmpfs of the
+// sandbox's, whatever mode its owner gave it.
+func TestHostTmpfsKeepsItsMode(t *testing.T) {
+	each(t, func(t *testing.T, s setup) {
+		if s.rootless() {
+			return // its mount namespace, made by an earlier run, may not have the mount
+		}
+		dir := s.folder(t)
+		mountTmpfs(t, dir, 0, "size=1m")
+		s.own(t, dir)
+		if err := os.Chmod(dir, 0o775); err != nil {
+			t.Fatal(err)
+		}
+		s.sh(t, spec{"workspace": map[string]any{"source": dir, "mode": "writable"}}, "touch x").ok(t)
+		st, err := os.Stat(dir)
+		if err != nil || st.Mode().Perm() != 0o775 {
+			t.Errorf("%v %v", st, err)
 		}
 	})
 }

@@ -121,6 +121,9 @@ func (a *attestation) plannedTmpfs(m wire.Mount, p mounts.Mount) {
 			a.mountDiffer(m.Target, fmt.Sprintf("at most %d files", p.SizeBytes/spec.InodeBytes), n)
 		}
 	}
+	if p.Why == mounts.WhyImageVolume {
+		return // runc gives it the mode of the image's folder: one uid uses it
+	}
 	// Without the sticky bit, everyone may remove everyone's files: inode(7).
 	mode, sticky := m.Mode&0o7777, uint32(unix.S_ISVTX)
 	if mode&^p.Mode != 0 || p.Mode&sticky != mode&sticky || m.Target == spec.Home && (m.UID != p.UID || m.GID != p.GID || mode != p.Mode) {

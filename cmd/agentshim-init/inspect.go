@@ -183,21 +183,19 @@ func unescape(s string) string {
 	return b.String()
 }
 
-// modes of the tmpfs that are known by their path; any other is for its owner to write.
-var modes = map[string]uint32{wire.HomeDir: 0o700, "/tmp": unix.S_ISVTX | 0o777}
+// modes are those of the tmpfs that stand in every container.
+var modes = map[string]uint32{wire.HomeDir: 0o700, "/tmp": unix.S_ISVTX | 0o777, "/run": 0o755}
 
-// setMode corrects the mode of a tmpfs of this user's: a runtime gives it that of
-// the image's folder it covers (runc 1.1). What can't be changed shows in the hello.
+// setMode corrects the mode of one of them: a runtime gives a tmpfs that of the
+// image's folder it covers (runc 1.1). Any other mount may show a folder of the
+// host's. What can't be changed shows in the hello.
 func setMode(m wire.Mount) {
+	mode, known := modes[m.Target]
 	var st unix.Stat_t
-	if m.Type != "tmpfs" || unix.Lstat(m.Target, &st) != nil || int(st.Uid) != os.Geteuid() {
+	if !known || m.Type != "tmpfs" || m.Root != "/" || unix.Lstat(m.Target, &st) != nil {
 		return
 	}
-	mode, known := modes[m.Target]
-	if !known {
-		mode = st.Mode & 0o755
-	}
-	if m.Target != "/dev/shm" && mode != st.Mode&0o7777 {
+	if int(st.Uid) == os.Geteuid() && mode != st.Mode&0o7777 {
 		_ = unix.Chmod(m.Target, mode)
 	}
 }
