@@ -1,0 +1,210 @@
+package netpolicy
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"strconv"
+	"strings"
+
+	"golang.org/x/net/publicsuffix"
+
+	"github.com/agentshim/agentshim/harness"
+)
+
+// ErrRule is the kind of every error of ParseRule.
+var ErrRule = errors.New("not an egress rule")
+
+// DefaultPort is the port of a name without one. An address range without one has
+// all ports.
+const DefaultPort = 443
+
+// Rule is one allowed or denied target: a name or an address range, and a port.
+type Rule struct {
+	// Name is in lower-case A-labels without a final dot. With Wildcard the rule is
+	// for every name below it, and not for Name itself. Empty for an address range.
+	Name     string
+	Wildcard bool
+	// Prefix is canonical: no bit is set behind its length.
+	Prefix netip.Prefix
+	// Port is 0 for all ports; only an address range may have that.
+	Port int
+	// Raw lets something other than TLS pass, ECH encrypted hellos.
+	Raw, ECH bool
+}
+
+// String writes the rule as an allow entry would.
+func (r Rule) String() string {
+	host := r.Name
+	if r.Wildcard {
+		host = "*." + r.Name
+	}
+	if r.Name == "" {
+		host = r.Prefix.String()
+		if r.Port != 0 && r.Prefix.Addr().Is6() {
+			host = "[" + host + "]"
+		}
+	}
+	if r.Port == 0 {
+		return host
+	}
+	return host + ":" + strconv.Itoa(r.Port)
+}
+
+// ParseRule reads one allow entry: NAME[:PORT], *.NAME[:PORT], CIDR[:PORT], or
+// [CIDR]:PORT for IPv6. It refuses schemes, paths, user information, spellings of
+// addresses other than the canonical one, names that could be taken for an
+// address, and wildcards at or above a public suffix.
+func ParseRule(a harness.Allow) (Rule, error) {
+	host, port, err := splitPort(a.Host)
+	if err != nil {
+		return Rule{}, err
+	}
+	if a.Port != 0 {
+		if port != 0 {
+			return Rule{}, ruleError(a.Host, "it has a port, and the entry another")
+		}
+		port = a.Port
+	}
+	if port < 0 || port > 65535 {
+		return Rule{}, ruleError(a.Host, "a port is 1 to 65535")
+	}
+	r := Rule{Port: port, Raw: a.Raw, ECH: a.ECH}
+	if strings.ContainsAny(host, "/:") {
+		return r.withPrefix(host)
+	}
+	return r.withName(host)
+}
+
+func ruleError(entry, why string) error {
+	return fmt.Errorf("%w: %q: %s", ErrRule, entry, why)
+}
+
+// splitPort takes a port off an entry, 0 where there is none.
+func splitPort(entry string) (host string, port int, err error) {
+	if rest, ok := strings.CutPrefix(entry, "["); ok {
+		inner, after, ok := strings.Cut(rest, "]")
+		if !ok || after != "" && !strings.HasPrefix(after, ":") {
+			return "", 0, ruleError(entry, "write [ADDRESS/LENGTH]:PORT")
+		}
+		if !strings.Contains(inner, ":") {
+			return "", 0, ruleError(entry, "brackets are for IPv6")
+		}
+		if after == "" {
+			return inner, 0, nil
+		}
+		port, err = parsePort(entry, after[1:])
+		return inner, port, err
+	}
+	if strings.Count(entry, ":") != 1 {
+		return entry, 0, nil // no port, or an IPv6 range
+	}
+	host, text, _ := strings.Cut(entry, ":")
+	port, err = parsePort(entry, text)
+	return host, port, err
+}
+
+// parsePort takes plain decimal digits only.
+func parsePort(entry, text string) (int, error) {
+	n, err := strconv.Atoi(text)
+	if err != nil || n < 1 || n > 65535 || strconv.Itoa(n) != text {
+		return 0, ruleError(entry, "a port is a plain number from 1 to 65535")
+	}
+	return n, nil
+}
+
+func (r Rule) withPrefix(text string) (Rule, error) {
+	p, err := netip.ParsePrefix(text)
+	switch {
+	case err != nil && strings.Contains(text, "://"):
+		return Rule{}, ruleError(text, "write a name, without scheme and path")
+	case err != nil:
+		return Rule{}, ruleError(text, "write a name without a path, or ADDRESS/LENGTH")
+	case p.Addr().Is4In6():
+		return Rule{}, ruleError(text, "write the IPv4 range itself")
+	case p != p.Masked():
+		return Rule{}, ruleError(text, "bits are set behind the length; write "+p.Masked().String())
+	case p.String() != text:
+		return Rule{}, ruleError(text, "write "+p.String())
+	case r.Raw || r.ECH:
+		return Rule{}, ruleError(text, "raw and ech have no meaning for an address range: no check of the content applies to it")
+	}
+	r.Prefix = p
+	return r, nil
+}
+
+func (r Rule) withName(host string) (Rule, error) {
+	name, wildcard := strings.CutPrefix(host, "*.")
+	name, err := CanonicalName(name)
+	if err != nil {
+		return Rule{}, fmt.Errorf("%w: %q: %w", ErrRule, host, err)
+	}
+	if wildcard {
+		if suffix, _ := publicsuffix.PublicSuffix(name); suffix == name {
+			return Rule{}, ruleError(host, "names below "+name+" belong to anybody")
+		}
+	}
+	if r.Port == 0 {
+		r.Port = DefaultPort
+	}
+	r.Name, r.Wildcard = name, wildcard
+	return r, nil
+}
+
+// ErrName is the kind of every error of CanonicalName.
+var ErrName = errors.New("not a host name")
+
+// CanonicalName is the one form in which names are matched, resolved and logged:
+// lower case, no final dot. It takes letters, digits, hyphens and underscores in
+// labels of 1 to 63 bytes, at least two labels, 253 bytes in all. A name whose last
+// label could be a number is refused: it may be an address in another spelling
+// (127.1, 0x7f.1, 2130706433). International names must come as A-labels.
+func CanonicalName(name string) (string, error) {
+	name = strings.TrimSuffix(name, ".")
+	if name == "" || len(name) > 253 {
+		return "", fmt.Errorf("%w: its length is %d", ErrName, len(name))
+	}
+	lower := make([]byte, len(name))
+	for i := range len(name) {
+		c := name[i]
+		switch {
+		case 'A' <= c && c <= 'Z':
+			c += 'a' - 'A'
+		case 'a' <= c && c <= 'z', '0' <= c && c <= '9', c == '-', c == '_', c == '.':
+		case c >= 0x80:
+			return "", fmt.Errorf("%w: write international names as A-labels (xn--…)", ErrName)
+		default:
+			return "", fmt.Errorf("%w: it holds %q", ErrName, c)
+		}
+		lower[i] = c
+	}
+	labels := strings.Split(string(lower), ".")
+	for _, l := range labels {
+		if l == "" || len(l) > 63 || l[0] == '-' || l[len(l)-1] == '-' {
+			return "", fmt.Errorf("%w: label %q", ErrName, l)
+		}
+	}
+	if last := labels[len(labels)-1]; last[0] >= '0' && last[0] <= '9' {
+		return "", fmt.Errorf("%w: it ends in a number and may be an address; write an address as ADDRESS/LENGTH", ErrName)
+	}
+	if len(labels) < 2 {
+		return "", fmt.Errorf("%w: it has one label only", ErrName)
+	}
+	return string(lower), nil
+}
+
+// MatchesName reports whether the rule is for the canonical name and the port.
+func (r Rule) MatchesName(name string, port int) bool {
+	if r.Name == "" || r.Port != port {
+		return false
+	}
+	if r.Wildcard {
+		return strings.HasSuffix(name, "."+r.Name)
+	}
+	return name == r.Name
+}
+
+// MatchesAddr reports whether the rule is an address range that holds addr, for the port.
+func (r Rule) MatchesAddr(addr netip.Addr, port int) bool {
+	return r.Name == "" && r.Prefix.Contains(addr.Unmap()) && (r.Port == 0 || r.Port == port)
+}
