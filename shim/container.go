@@ -302,9 +302,7 @@ func refusedByInit(r wire.Refused) error {
 // lost says why the connection ended before init said how the harness ended.
 func (c *container) lost(err error) error {
 	c.lifeline()
-	select {
-	case <-c.status:
-	case <-time.After(endTimeout):
+	if !within(endTimeout, c.status) {
 		return &Error{Reason: ReasonEngineLost, Msg: "the engine's client does not end", Err: err}
 	}
 	said := c.said()
@@ -335,11 +333,8 @@ func (c *container) said() string {
 // has the engine remove the container by force.
 func (c *container) end(failed error) error {
 	c.lifeline()
-	ended := true
-	select {
-	case <-c.status:
-	case <-time.After(endTimeout):
-		ended = false
+	ended := within(endTimeout, c.status)
+	if !ended {
 		_ = c.proc.Signal(syscall.SIGKILL)
 		<-c.status
 	}

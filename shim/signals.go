@@ -319,6 +319,18 @@ func (c *countdown) ticked() {
 	c.f()
 }
 
+// within waits for done as long as a countdown takes; false when that was too short.
+func within(d time.Duration, done <-chan struct{}) bool {
+	late := make(chan struct{})
+	defer startCountdown(d, func() { close(late) }).stop()
+	select {
+	case <-done:
+		return true
+	case <-late:
+		return false
+	}
+}
+
 // shorten makes at most d of the time left.
 func (c *countdown) shorten(d time.Duration) {
 	c.mu.Lock()
