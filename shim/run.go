@@ -349,7 +349,12 @@ func (p *prepared) execute(ctx context.Context, rec *Record) (err error) {
 		return err
 	}
 	err = c.drive(ctx, rec)
-	return errors.Join(err, c.end(err))
+	left := c.end(err)
+	if left != nil {
+		killContainer(readContainerID(filepath.Join(paths.Dir, "cid")))
+	}
+	// A container that may still be there is what the caller must know first.
+	return errors.Join(left, err)
 }
 
 // writeRunFolder generates what the container mounts and the client reads.
