@@ -60,8 +60,11 @@ func TestParseRuleRefuses(t *testing.T) {
 		})
 	}
 	for _, a := range []harness.Allow{
-		{Host: "example.com:1", Port: 2}, {Host: "example.com", Port: 65536}, {Host: "example.com", Port: -1},
-		{Host: "203.0.113.0/24", Raw: true}, {Host: "203.0.113.0/24", ECH: true},
+		{Host: "example.com:1", Port: 2},
+		{Host: "example.com", Port: 65536},
+		{Host: "example.com", Port: -1},
+		{Host: "203.0.113.0/24", Raw: true},
+		{Host: "203.0.113.0/24", ECH: true},
 	} {
 		if r, err := ParseRule(a); !errors.Is(err, ErrRule) {
 			t.Errorf("%+v: %+v, %v", a, r, err)

@@ -1,0 +1,288 @@
+package netpolicy
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+	"reflect"
+
+	"github.com/google/nftables"
+	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
+)
+
+// nftTable is the name of agentshim's own tables, one per family. Other tables are
+// never touched.
+const nftTable = "agentshim"
+
+// ErrReadBack says that what the kernel holds is not what was asked for.
+var ErrReadBack = errors.New("packet rules read back differ")
+
+// nftHook is where iptables' table of that name stands: netfilter's priorities.
+var nftHook = map[string]struct {
+	kind     nftables.ChainType
+	priority *nftables.ChainPriority
+}{
+	"raw":    {nftables.ChainTypeFilter, nftables.ChainPriorityRaw},
+	"nat":    {nftables.ChainTypeNAT, nftables.ChainPriorityNATDest},
+	"filter": {nftables.ChainTypeFilter, nftables.ChainPriorityFilter},
+}
+
+// ApplyNftables puts the rules into the network namespace behind the descriptor, in
+// one transaction, and reads them back. An earlier set of agentshim's own is replaced.
+func ApplyNftables(r Ruleset, netns int) error {
+	conn, err := nftables.New(nftables.WithNetNSFd(netns))
+	if err != nil {
+		return fmt.Errorf("nftables: %w", err)
+	}
+	for _, family := range []nftables.TableFamily{nftables.TableFamilyIPv4, nftables.TableFamilyIPv6} {
+		t := &nftables.Table{Name: nftTable, Family: family}
+		conn.AddTable(t) // so that the deletion finds one
+		conn.DelTable(t)
+		conn.AddTable(t)
+		for _, c := range r.Chains {
+			if c.IPv6 == (family == nftables.TableFamilyIPv6) {
+				addChain(conn, t, c)
+			}
+		}
+	}
+	if err := conn.Flush(); err != nil {
+		return fmt.Errorf("nftables: %w", err)
+	}
+	got, err := ReadNftables(r, netns)
+	if err != nil {
+		return err
+	}
+	if !reflect.DeepEqual(r, got) {
+		return fmt.Errorf("%w: want %+v, got %+v", ErrReadBack, r, got)
+	}
+	return nil
+}
+
+func addChain(conn *nftables.Conn, t *nftables.Table, c Chain) {
+	hook, policy := nftHook[c.Table], nftables.ChainPolicyAccept
+	if c.Policy == Drop {
+		policy = nftables.ChainPolicyDrop
+	}
+	chain := conn.AddChain(&nftables.Chain{
+		Name: c.Table, Table: t, Type: hook.kind, Hooknum: nftables.ChainHookOutput, Priority: hook.priority, Policy: &policy,
+	})
+	for _, r := range c.Rules {
+		conn.AddRule(&nftables.Rule{Table: t, Chain: chain, Exprs: r.exprs(c.IPv6)})
+	}
+}
+
+// field is where a header field stands.
+type field struct {
+	base   expr.PayloadBase
+	offset uint32
+}
+
+var (
+	fieldSPort = field{expr.PayloadBaseTransportHeader, 0}
+	fieldDPort = field{expr.PayloadBaseTransportHeader, 2}
+)
+
+func fieldSrc(six bool) field {
+	if six {
+		return field{expr.PayloadBaseNetworkHeader, 8}
+	}
+	return field{expr.PayloadBaseNetworkHeader, 12}
+}
+
+func fieldDst(six bool) field {
+	if six {
+		return field{expr.PayloadBaseNetworkHeader, 24}
+	}
+	return field{expr.PayloadBaseNetworkHeader, 16}
+}
+
+var protocols = map[string]byte{"tcp": unix.IPPROTO_TCP, "udp": unix.IPPROTO_UDP}
+
+// exprs is the rule in nftables' machine: load, compare, act.
+func (r PacketRule) exprs(six bool) []expr.Any {
+	var out []expr.Any
+	if r.Src.IsValid() {
+		out = append(out, matchPrefix(fieldSrc(six), r.Src)...)
+	}
+	if r.Dst.IsValid() {
+		out = append(out, matchPrefix(fieldDst(six), r.Dst)...)
+	}
+	if r.Proto != "" {
+		out = append(out, &expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1}, equals([]byte{protocols[r.Proto]}))
+	}
+	if r.SPort != 0 {
+		out = append(out, load(fieldSPort, 2), equals(port(r.SPort)))
+	}
+	if r.DPort != 0 {
+		out = append(out, load(fieldDPort, 2), equals(port(r.DPort)))
+	}
+	return append(out, r.act()...)
+}
+
+func load(f field, n uint32) expr.Any {
+	return &expr.Payload{DestRegister: 1, Base: f.base, Offset: f.offset, Len: n}
+}
+
+func equals(data []byte) expr.Any { return &expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: data} }
+
+func port(n uint16) []byte { return binary.BigEndian.AppendUint16(nil, n) }
+
+func matchPrefix(f field, p netip.Prefix) []expr.Any {
+	addr := p.Addr().AsSlice()
+	n := uint32(len(addr))
+	return []expr.Any{
+		load(f, n),
+		&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: n, Mask: mask(p), Xor: make([]byte, n)},
+		equals(addr),
+	}
+}
+
+func mask(p netip.Prefix) []byte {
+	m := make([]byte, p.Addr().BitLen()/8)
+	for i := range p.Bits() {
+		m[i/8] |= 0x80 >> (i % 8)
+	}
+	return m
+}
+
+var verdicts = map[Action]expr.VerdictKind{Accept: expr.VerdictAccept, Drop: expr.VerdictDrop, Return: expr.VerdictReturn}
+
+func (r PacketRule) act() []expr.Any {
+	switch r.Action {
+	case NoTrack:
+		return []expr.Any{&expr.Notrack{}}
+	case Redirect:
+		return []expr.Any{&expr.Immediate{Register: 1, Data: port(r.To)}, &expr.Redir{RegisterProtoMin: 1}}
+	}
+	return []expr.Any{&expr.Verdict{Kind: verdicts[r.Action]}}
+}
+
+// ReadNftables reads agentshim's own chains of the shape of r from the kernel.
+func ReadNftables(r Ruleset, netns int) (Ruleset, error) {
+	conn, err := nftables.New(nftables.WithNetNSFd(netns))
+	if err != nil {
+		return Ruleset{}, fmt.Errorf("nftables: %w", err)
+	}
+	chains, err := conn.ListChains()
+	if err != nil {
+		return Ruleset{}, fmt.Errorf("nftables: %w", err)
+	}
+	var out Ruleset
+	for _, want := range r.Chains {
+		for _, c := range chains {
+			six := c.Table.Family == nftables.TableFamilyIPv6
+			if c.Table.Name != nftTable || c.Name != want.Table || six != want.IPv6 {
+				continue
+			}
+			got, err := readChain(conn, c, six)
+			if err != nil {
+				return Ruleset{}, err
+			}
+			out.Chains = append(out.Chains, got)
+		}
+	}
+	return out, nil
+}
+
+func readChain(conn *nftables.Conn, c *nftables.Chain, six bool) (Chain, error) {
+	out := Chain{Table: c.Name, IPv6: six, Policy: Accept}
+	hook := nftHook[c.Name]
+	if c.Type != hook.kind || c.Hooknum == nil || *c.Hooknum != *nftables.ChainHookOutput || c.Priority == nil || *c.Priority != *hook.priority {
+		return out, fmt.Errorf("%w: chain %s is not where it belongs", ErrReadBack, c.Name)
+	}
+	if c.Policy != nil && *c.Policy == nftables.ChainPolicyDrop {
+		out.Policy = Drop
+	}
+	rules, err := conn.GetRules(c.Table, c)
+	if err != nil {
+		return out, fmt.Errorf("nftables: %w", err)
+	}
+	for _, r := range rules {
+		got, err := packetRule(r.Exprs, six)
+		if err != nil {
+			return out, err
+		}
+		out.Rules = append(out.Rules, got)
+	}
+	return out, nil
+}
+
+// packetRule is the inverse of exprs.
+func packetRule(exprs []expr.Any, six bool) (PacketRule, error) {
+	var r PacketRule
+	var loaded, masked any
+	for _, e := range exprs {
+		switch e := e.(type) {
+		case *expr.Payload:
+			loaded, masked = field{e.Base, e.Offset}, nil
+		case *expr.Meta:
+			loaded, masked = e.Key, nil
+		case *expr.Bitwise:
+			masked = e.Mask
+		case *expr.Cmp:
+			if e.Op != expr.CmpOpEq || !r.compared(loaded, masked, e.Data, six) {
+				return r, fmt.Errorf("%w: comparison %+v of %v", ErrReadBack, e, loaded)
+			}
+		case *expr.Immediate:
+			r.To = binary.BigEndian.Uint16(e.Data)
+		case *expr.Redir:
+			r.Action = Redirect
+		case *expr.Notrack:
+			r.Action = NoTrack
+		case *expr.Verdict:
+			for a, kind := range verdicts {
+				if kind == e.Kind {
+					r.Action = a
+				}
+			}
+		default:
+			return r, fmt.Errorf("%w: %T", ErrReadBack, e)
+		}
+	}
+	return r, nil
+}
+
+// compared takes one comparison into the rule, false for one that no rule has.
+func (r *PacketRule) compared(loaded, masked any, data []byte, six bool) bool {
+	switch loaded {
+	case fieldSrc(six):
+		r.Src = prefix(data, masked)
+		return r.Src.IsValid()
+	case fieldDst(six):
+		r.Dst = prefix(data, masked)
+		return r.Dst.IsValid()
+	case fieldSPort:
+		r.SPort = binary.BigEndian.Uint16(data)
+		return true
+	case fieldDPort:
+		r.DPort = binary.BigEndian.Uint16(data)
+		return true
+	case expr.MetaKeyL4PROTO:
+		for name, number := range protocols {
+			if data[0] == number {
+				r.Proto = name
+			}
+		}
+		return r.Proto != ""
+	}
+	return false
+}
+
+func prefix(addr []byte, masked any) netip.Prefix {
+	a, ok := netip.AddrFromSlice(addr)
+	bits := a.BitLen()
+	if m, ok := masked.([]byte); ok {
+		bits = 0
+		for _, b := range m {
+			for ; b != 0; b <<= 1 {
+				bits++
+			}
+		}
+	}
+	if !ok {
+		return netip.Prefix{}
+	}
+	return netip.PrefixFrom(a, bits)
+}

@@ -1,0 +1,141 @@
+package netpolicy
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+)
+
+// The addresses of an open sandbox: its own, and the resolver's. Both lie in the
+// range that the synthetic addresses come from.
+var (
+	SandboxAddr  = netip.MustParseAddr("198.18.0.1")
+	ResolverAddr = netip.MustParseAddr("198.18.0.2")
+	loopback4    = netip.MustParsePrefix("127.0.0.0/8")
+	loopback6    = netip.MustParsePrefix("::1/128")
+)
+
+// redirectAddr is where the kernel's redirect target sends a socket's own packets.
+var redirectAddr = netip.MustParseAddr("127.0.0.1")
+
+func host(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
+
+// Action is what a packet rule does.
+type Action string
+
+// The actions. A dropped packet of the sandbox's own gives its sender EPERM at once.
+const (
+	Accept   Action = "accept"
+	Drop     Action = "drop"
+	Return   Action = "return"
+	NoTrack  Action = "notrack"
+	Redirect Action = "redirect"
+)
+
+// PacketRule matches packets that leave a socket of the sandbox. Zero fields match
+// everything.
+type PacketRule struct {
+	Src, Dst netip.Prefix
+	// Proto is tcp, udp or empty.
+	Proto string
+	// SPort and DPort are the ports; they need Proto.
+	SPort, DPort uint16
+	Action       Action
+	// To is Redirect's port.
+	To uint16
+}
+
+// Chain is one output hook.
+type Chain struct {
+	// Table is raw, nat or filter, as iptables names them.
+	Table string
+	IPv6  bool
+	// Policy is what happens to a packet that no rule decides: Accept or Drop.
+	Policy Action
+	Rules  []PacketRule
+}
+
+// Ruleset is everything that is put into a sandbox's network namespace. Its size
+// does not depend on the policy's.
+type Ruleset struct{ Chains []Chain }
+
+// OpenRules are the rules of allow-list and open: DNS goes to dnsPort and all other
+// TCP to relayPort, both on loopback; the sandbox's own loopback is left alone; the
+// rest is refused at once, IPv6 as a whole.
+func OpenRules(dnsPort, relayPort uint16) Ruleset {
+	own, listeners := host(SandboxAddr), host(redirectAddr)
+	return Ruleset{[]Chain{
+		{Table: "raw", Policy: Accept, Rules: []PacketRule{
+			// The listeners' answers are translated back, so they are tracked. Other
+			// loopback traffic is not: it could fill the kernel's connection table.
+			{Src: listeners, Proto: "udp", SPort: dnsPort, Action: Return},
+			{Src: listeners, Proto: "tcp", SPort: dnsPort, Action: Return},
+			{Src: listeners, Proto: "tcp", SPort: relayPort, Action: Return},
+			{Dst: loopback4, Action: NoTrack},
+			{Dst: own, Action: NoTrack},
+		}},
+		{Table: "nat", Policy: Accept, Rules: []PacketRule{
+			{Dst: loopback4, Action: Return},
+			{Dst: own, Action: Return},
+			{Proto: "udp", DPort: 53, Action: Redirect, To: dnsPort},
+			{Proto: "tcp", DPort: 53, Action: Redirect, To: dnsPort},
+			{Proto: "tcp", Action: Redirect, To: relayPort},
+		}},
+		{Table: "filter", Policy: Drop, Rules: []PacketRule{
+			{Dst: loopback4, Action: Accept},
+			{Dst: own, Action: Accept},
+		}},
+		{Table: "raw", IPv6: true, Policy: Accept, Rules: []PacketRule{{Dst: loopback6, Action: NoTrack}}},
+		{Table: "filter", IPv6: true, Policy: Drop, Rules: []PacketRule{{Dst: loopback6, Action: Accept}}},
+	}}
+}
+
+// Iptables renders the rules as iptables-save writes them, IPv4 before IPv6.
+func (r Ruleset) Iptables() string {
+	var b strings.Builder
+	for _, six := range []bool{false, true} {
+		fmt.Fprintf(&b, "# %s\n", map[bool]string{false: "iptables", true: "ip6tables"}[six])
+		for _, c := range r.Chains {
+			if c.IPv6 == six {
+				c.iptables(&b)
+			}
+		}
+	}
+	return b.String()
+}
+
+func (c Chain) iptables(b *strings.Builder) {
+	fmt.Fprintf(b, "*%s\n:OUTPUT %s [0:0]\n", c.Table, target(c.Policy))
+	for _, r := range c.Rules {
+		b.WriteString("-A OUTPUT")
+		if r.Src.IsValid() {
+			fmt.Fprintf(b, " -s %s", r.Src)
+		}
+		if r.Dst.IsValid() {
+			fmt.Fprintf(b, " -d %s", r.Dst)
+		}
+		if r.Proto != "" {
+			fmt.Fprintf(b, " -p %s", r.Proto)
+		}
+		if r.SPort != 0 {
+			fmt.Fprintf(b, " -m %s --sport %d", r.Proto, r.SPort)
+		}
+		if r.DPort != 0 {
+			fmt.Fprintf(b, " -m %s --dport %d", r.Proto, r.DPort)
+		}
+		fmt.Fprintf(b, " -j %s", target(r.Action))
+		if r.Action == Redirect {
+			fmt.Fprintf(b, " --to-ports %d", r.To)
+		}
+		b.WriteByte('\n')
+	}
+	b.WriteString("COMMIT\n")
+}
+
+// target is iptables' word for an action.
+func target(a Action) string {
+	if a == NoTrack {
+		return "NOTRACK"
+	}
+	return strings.ToUpper(string(a))
+}
