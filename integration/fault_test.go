@@ -51,10 +51,12 @@ type phase struct {
 
 const quietScript = "touch marker; echo ready; cat; exit 7"
 
+var quiet = phase{name: "quiet", script: quietScript, launched: true, reach: (*faulty).ready}
+
 var phases = []phase{
 	{name: "client started", wrapper: "starting", script: quietScript, reach: (*faulty).atGate},
 	{name: "hello said", wrapper: "held", script: quietScript, reach: (*faulty).afterHello},
-	{name: "quiet", script: quietScript, launched: true, reach: (*faulty).ready},
+	quiet,
 	{name: "full pipe", script: "touch marker; echo ready; cat big; cat; exit 7", launched: true, reach: (*faulty).blocked},
 	{name: "ended, unread", script: "touch marker; echo ready; head -c 200000 big; exit 7", launched: true, decided: true, reach: (*faulty).ended},
 }
@@ -67,6 +69,8 @@ type faultBench struct {
 	// dir holds the client's wrapper, and work is the agents' workspace.
 	dir, work, state, file string
 	big                    []byte
+	// host is a variable that names the engine, if not the usual one.
+	host string
 	// folders are the runtime folders of the runs so far.
 	folders []string
 }
@@ -85,7 +89,7 @@ func newFaultBench(t *testing.T, s setup) *faultBench {
 	if err := errors.Join(unix.Mkfifo(gate, 0o666), os.Chmod(gate, 0o666), os.Chmod(b.dir, 0o755)); err != nil {
 		t.Fatal(err)
 	}
-	b.file = s.write(t, spec{"workspace": map[string]any{"source": b.work, "mode": "writable", "git": "none"}})
+	b.file = s.write(t, spec{"workspace": map[string]any{"source": b.work, "mode": "writable", "git": "none"}, "stopGrace": "1s"})
 	return b
 }
 
@@ -117,7 +121,7 @@ func (b *faultBench) begin(t *testing.T, p phase) *faulty {
 	before := ids(t, b.state)
 	r := &faulty{faultBench: b, phase: p, waited: make(chan struct{})}
 	r.cmd, r.cancel = b.command(t, call{
-		State: b.state, Env: []string{"PATH=" + b.dir + ":" + os.Getenv("PATH")}, Timeout: time.Minute,
+		State: b.state, Env: []string{"PATH=" + b.dir + ":" + os.Getenv("PATH"), b.host}, Timeout: time.Minute,
 	}, agentshim, "exec", "--quiet", "--spec", b.file, "--", p.script)
 	childIn, childOut := r.pipes(t)
 	r.cmd.Stdin, r.cmd.Stdout, r.cmd.Stderr = childIn, childOut, &r.stderr
@@ -402,6 +406,12 @@ func (b *faultBench) stops(t *testing.T, p phase, victims []string) {
 		t.Fatalf("the run ended: %s", r.said())
 	}
 	r.unlaunched(t)
+	r.goesOn(t)
+}
+
+// goesOn has the run go on to its own end, which is exact.
+func (r *faulty) goesOn(t *testing.T) {
+	t.Helper()
 	r.release(t)
 	input := random(t, 64<<10+1)
 	go func() {
@@ -624,5 +634,182 @@ func (b *faultBench) tidy(t *testing.T) {
 		if _, err := os.Lstat(dir); !errors.Is(err, os.ErrNotExist) {
 			t.Errorf("%s is left: %v", dir, err)
 		}
+	}
+}
+
+// TestOutsiders: somebody else's command ends, freezes or removes the container.
+// Podman's rootless set-up can't pause on cgroup v1.
+func TestOutsiders(t *testing.T) {
+	each(t, func(t *testing.T, s setup) {
+		if !s.root() {
+			return
+		}
+		b := newFaultBench(t, s)
+		for _, argv := range [][]string{{"rm", "--force"}, {"stop", "--time=0"}} {
+			t.Run(argv[0], func(t *testing.T) {
+				r := b.begin(t, quiet)
+				begin := time.Now()
+				r.engine(t, argv...)
+				r.awaitEnd(t, endBound)
+				t.Logf("agentshim ended %v after the command began", time.Since(begin).Round(time.Millisecond))
+				r.judge(t, "init", nil)
+				r.forgotten(t)
+			})
+		}
+		t.Run("pause and unpause", func(t *testing.T) {
+			r := b.begin(t, quiet)
+			r.engine(t, "pause")
+			r.engine(t, "unpause")
+			r.goesOn(t)
+		})
+		t.Run("pause, and the shim killed", func(t *testing.T) {
+			r := b.begin(t, quiet)
+			r.engine(t, "pause")
+			if err := r.cmd.Process.Kill(); err != nil {
+				t.Fatal(err)
+			}
+			<-r.waited
+			if len(sandboxed(t, r.id)) == 0 {
+				t.Fatal("control: the frozen container ended by itself")
+			}
+			b.tidy(t)
+			r.emptied(t, time.Now())
+			r.forgotten(t)
+		})
+		t.Run("pause, and an end on request", func(t *testing.T) {
+			if s.engine == "podman" && !soaking() {
+				return // as on Docker: init does not answer
+			}
+			r := b.begin(t, quiet)
+			r.engine(t, "pause")
+			begin := time.Now()
+			if err := r.cmd.Process.Signal(syscall.SIGTERM); err != nil {
+				t.Fatal(err)
+			}
+			r.awaitEnd(t, 30*time.Second)
+			r.emptied(t, time.Now())
+			t.Logf("agentshim ended %v after SIGTERM: %v, %s", time.Since(begin).Round(time.Millisecond), r.cmd.ProcessState, r.stderr.String())
+			r.judge(t, "client", nil)
+			r.forgotten(t)
+		})
+	})
+}
+
+// engine has the bare engine do something with the run's container.
+func (r *faulty) engine(t *testing.T, argv ...string) {
+	t.Helper()
+	r.bare(t, append(argv, "agentshim-"+r.id)...).ok(t)
+}
+
+// daemon is a dockerd of the test's own, with its containerd, in a mount namespace
+// of its own: its mounts end with its processes.
+type daemon struct {
+	dir string
+	cmd *exec.Cmd
+}
+
+// startDaemon starts one whose data is on a small tmpfs, and loads the image hello.
+func startDaemon(t *testing.T) *daemon {
+	t.Helper()
+	d := &daemon{dir: setups[0].private(t)}
+	if err := os.Chmod(d.dir, 0o711); err != nil { // the socket has the group docker
+		t.Fatal(err)
+	}
+	script := fmt.Sprintf(`echo {} >daemon.json && mkdir data && mount -t tmpfs -o size=48m,mode=711 none data && exec dockerd --data-root=%[1]s/data --exec-root=%[1]s/exec \
+		--pidfile=%[1]s/pid --host=%[2]s --bridge=none --iptables=false --ip6tables=false --shutdown-timeout=1 --config-file=%[1]s/daemon.json --log-level=warn`, d.dir, d.host())
+	d.cmd = exec.Command("sh", "-c", script)
+	d.cmd.Dir = d.dir
+	var log bytes.Buffer
+	d.cmd.Stdout, d.cmd.Stderr = &log, &log
+	d.cmd.WaitDelay = time.Second // containerd's shims keep the log
+	d.cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS, Setpgid: true}
+	if err := d.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		_ = d.cmd.Wait()
+	}()
+	t.Cleanup(func() {
+		_ = d.cmd.Process.Signal(syscall.SIGTERM)
+		select {
+		case <-ended:
+		case <-time.After(20 * time.Second):
+			t.Errorf("the test's dockerd does not end")
+		}
+		for _, pid := range processes(t, "cmdline", d.dir) { // what a killed daemon leaves
+			_ = unix.Kill(pid, unix.SIGKILL)
+		}
+		<-ended
+		if t.Failed() {
+			t.Logf("dockerd: %s", log.String())
+		}
+	})
+	eventually(t, "dockerd answers", func() bool { return d.docker(t, nil, "version").Code == 0 })
+	save := setups[0].bare(t, "save", "agentshim/hello:test").ok(t)
+	d.docker(t, strings.NewReader(save.Stdout), "load").ok(t)
+	return d
+}
+
+func (d *daemon) host() string { return "unix://" + filepath.Join(d.dir, "sock") }
+
+// docker is a bare client of the daemon's.
+func (d *daemon) docker(t *testing.T, stdin io.Reader, args ...string) result {
+	t.Helper()
+	cmd, cancel := setups[0].command(t, call{Stdin: stdin, Timeout: 30 * time.Second}, "docker", append([]string{"--host", d.host()}, args...)...)
+	defer cancel()
+	return finish(t, cmd)
+}
+
+// TestDaemonFaults: a full disk, a daemon that stops, and one that is killed: that
+// leaves its containers to whoever may signal their processes. L05, L06.
+func TestDaemonFaults(t *testing.T) {
+	Need(t)
+	for i, sig := range []syscall.Signal{syscall.SIGTERM, syscall.SIGKILL} {
+		t.Run(unix.SignalName(sig), func(t *testing.T) {
+			d := startDaemon(t)
+			b := newFaultBench(t, setups[i]) // root, and the docker group
+			b.host = "DOCKER_HOST=" + d.host()
+			if sig == syscall.SIGKILL {
+				t.Run("L06", func(t *testing.T) { b.fullDisk(t, d) })
+			}
+			r := b.begin(t, quiet) // the control of L06 too
+			begin := time.Now()
+			if err := d.cmd.Process.Signal(sig); err != nil {
+				t.Fatal(err)
+			}
+			r.awaitEnd(t, 30*time.Second)
+			t.Logf("agentshim ended %v after the daemon's %v: %s", time.Since(begin).Round(time.Millisecond), sig, r.stderr.String())
+			r.emptied(t, begin)
+			r.judge(t, "client", nil) // engine-lost
+		})
+	}
+}
+
+// fullDisk: nothing is left of a run that the engine has no room for.
+func (b *faultBench) fullDisk(t *testing.T, d *daemon) {
+	t.Helper()
+	// The daemon's view: the tmpfs is in its mount namespace only.
+	filler := fmt.Sprintf("/proc/%d/root%s/data/filler", d.cmd.Process.Pid, d.dir)
+	f, err := os.Create(filler)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for block := make([]byte, 4096); err == nil; {
+		_, err = f.Write(block)
+	}
+	f.Close()
+	defer os.Remove(filler)
+	if !errors.Is(err, syscall.ENOSPC) {
+		t.Fatal(err)
+	}
+	r := b.call(t, call{Env: []string{b.host}}, "exec", "--quiet", "--spec", b.file, "--", "touch marker").refused(t, shim.ReasonEngineFailed)
+	wantText(t, r.Stderr, "no space left on device")
+	if _, err := os.Lstat(filepath.Join(b.work, "marker")); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the harness has run: %v", err)
+	}
+	if left := d.docker(t, nil, "ps", "-aq").ok(t).Stdout; left != "" {
+		t.Errorf("containers left: %s", left)
 	}
 }
