@@ -1,0 +1,84 @@
+package netpolicy
+
+import (
+	"net"
+
+	"github.com/miekg/dns"
+)
+
+// ttl of a synthetic address, in seconds: it holds as long as the run.
+const ttl = 60
+
+// udpSize is what the resolver says it takes over UDP (EDNS, RFC 6891; the size that
+// passes everywhere unfragmented).
+const udpSize = 1232
+
+// Resolver answers a sandbox's DNS questions without asking anybody: permitted names
+// get a synthetic address, everything else does not exist.
+type Resolver struct {
+	Names *Names
+	// Permitted reports whether a canonical name is the target of some rule.
+	Permitted func(name string) bool
+	// Refused is told each question for a name that is not permitted; it may be nil.
+	// The name is canonical, or empty for one that is no host name.
+	Refused func(name string)
+}
+
+// Answer gives the reply to one message, nil for what deserves none: a response, or
+// nothing that can be parsed. It never looks anything up.
+func (r Resolver) Answer(packet []byte) []byte {
+	q := new(dns.Msg)
+	if err := q.Unpack(packet); err != nil || q.Response {
+		return nil
+	}
+	reply := new(dns.Msg)
+	reply.SetReply(q)
+	reply.RecursionAvailable = true
+	reply.Rcode = r.answer(q, reply)
+	if opt := q.IsEdns0(); opt != nil {
+		reply.SetEdns0(udpSize, false)
+		if opt.Version() != 0 {
+			reply.Rcode, reply.Answer = dns.RcodeBadVers, nil
+		}
+	}
+	out, err := reply.Pack()
+	if err != nil {
+		return nil
+	}
+	return out
+}
+
+func (r Resolver) answer(q, reply *dns.Msg) int {
+	if q.Opcode != dns.OpcodeQuery {
+		return dns.RcodeNotImplemented
+	}
+	if len(q.Question) != 1 {
+		return dns.RcodeFormatError
+	}
+	question := q.Question[0]
+	if question.Qclass != dns.ClassINET {
+		return dns.RcodeRefused
+	}
+	name, err := CanonicalName(question.Name)
+	if err != nil || !r.Permitted(name) {
+		if r.Refused != nil {
+			r.Refused(name)
+		}
+		return dns.RcodeNameError
+	}
+	if question.Qtype != dns.TypeA {
+		// No AAAA: the way out is IPv4. No HTTPS and SVCB: they carry keys for hiding
+		// the name that the hello is judged by. The name exists all the same.
+		return dns.RcodeSuccess
+	}
+	addr, ok := r.Names.Addr(name)
+	if !ok {
+		return dns.RcodeServerFailure
+	}
+	reply.Answer = append(reply.Answer, &dns.A{
+		// The name as it was asked: resolvers compare it to the letter (0x20).
+		Hdr: dns.RR_Header{Name: question.Name, Rrtype: dns.TypeA, Class: dns.ClassINET, Ttl: ttl},
+		A:   net.IP(addr.AsSlice()),
+	})
+	return dns.RcodeSuccess
+}
