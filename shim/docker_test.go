@@ -82,7 +82,7 @@ func answer(body string) http.HandlerFunc {
 }
 
 func versionJSON(version, api, kernel string) string {
-	return fmt.Sprintf(`{"Components":[{"Name":"Engine","Version":%[1]q},{"Name":"runc","Version":"1.3.4"}],"Version":%[1]q,"ApiVersion":%[2]q,"KernelVersion":%[3]q}`, version, api, kernel)
+	return fmt.Sprintf(`{"Components":[{"Name":"Engine","Version":%[1]q},{"Name":"runc","Version":"1.3.6"}],"Version":%[1]q,"ApiVersion":%[2]q,"KernelVersion":%[3]q}`, version, api, kernel)
 }
 
 func infoJSON(kernel, options string) string {
@@ -153,7 +153,7 @@ func TestProbeDocker(t *testing.T) {
 	}
 	want := spec.Engine{
 		Kind: spec.Docker, Client: "/usr/bin/docker", Socket: d.socket, Version: "20.10.24+dfsg1",
-		CgroupVersion: 2, CgroupDriver: "systemd", LimitsHold: true, Runtime: "runc", RuntimeVersion: "1.3.4", Dirs: []string{"/data/docker"},
+		CgroupVersion: 2, CgroupDriver: "systemd", LimitsHold: true, Runtime: "runc", RuntimeVersion: "1.3.6", Dirs: []string{"/data/docker"},
 	}
 	if diff := cmp.Diff(want, a.Engine()); diff != "" {
 		t.Error(diff)
@@ -263,7 +263,7 @@ func TestDockerFactsFromInfo(t *testing.T) {
 			}
 			want := spec.Engine{
 				Kind: spec.Docker, Client: "/usr/bin/docker", Socket: "/s", Version: "20.10.24", CgroupVersion: 2, CgroupDriver: "systemd",
-				LimitsHold: true, Runtime: "runc", RuntimeVersion: "1.3.4", Dirs: []string{"/data/docker"},
+				LimitsHold: true, Runtime: "runc", RuntimeVersion: "1.3.6", Dirs: []string{"/data/docker"},
 			}
 			tc.want(&want)
 			if diff := cmp.Diff(want, d.Engine()); diff != "" {

@@ -15,10 +15,10 @@ var knownFaults = []struct {
 	{"runc", "CVE-2024-21626", [][3]int{{1, 1, 12}}},
 	{"runc", "CVE-2024-45310", [][3]int{{1, 1, 14}}},
 	{"runc", "CVE-2025-31133, CVE-2025-52565, CVE-2025-52881", [][3]int{{1, 2, 8}, {1, 3, 3}}},
+	{"runc", "CVE-2026-41579", [][3]int{{1, 3, 6}, {1, 4, 3}, {1, 5, 0}}},
 	{"crun", "CVE-2022-27650", [][3]int{{1, 4, 4}}},
 	{"docker", "CVE-2024-29018", [][3]int{{23, 0, 11}, {25, 0, 5}}},
 	{"podman", "CVE-2023-0778", [][3]int{{4, 4, 2}}},
-	{"podman", "CVE-2026-55686", [][3]int{{5, 7, 1}}},
 }
 
 // faultsAsOf is when the table was last compared with the advisories.

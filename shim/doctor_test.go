@@ -319,7 +319,7 @@ func TestHelpersVerdict(t *testing.T) {
 }
 
 func TestVersionsVerdict(t *testing.T) {
-	fresh := spec.Engine{Kind: spec.Docker, Version: "28.5.0", Runtime: "runc", RuntimeVersion: "1.3.3"}
+	fresh := spec.Engine{Kind: spec.Docker, Version: "28.5.0", Runtime: "runc", RuntimeVersion: "1.3.6"}
 	wantVerdict(t, versionsVerdict(fresh), Passed, faultsAsOf)
 	for name, tc := range map[string]struct {
 		edit func(*spec.Engine)
@@ -328,7 +328,7 @@ func TestVersionsVerdict(t *testing.T) {
 		"runc":   {func(e *spec.Engine) { e.RuntimeVersion = "1.3.2" }, "CVE-2025-31133"},
 		"docker": {func(e *spec.Engine) { e.Version = "25.0.4" }, "CVE-2024-29018"},
 		"crun":   {func(e *spec.Engine) { e.Runtime, e.RuntimeVersion = "crun", "1.4.3" }, "CVE-2022-27650"},
-		"podman": {func(e *spec.Engine) { e.Kind, e.Version = spec.Podman, "5.7.0" }, "CVE-2026-55686"},
+		"podman": {func(e *spec.Engine) { e.Kind, e.Version = spec.Podman, "4.4.1" }, "CVE-2023-0778"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			e := fresh

@@ -147,7 +147,7 @@ func TestPodmanLimitsHold(t *testing.T) {
 
 // X03: crun refuses a hybrid set-up whose v2 side owns a controller.
 func TestPodmanRuntimeOnHybridCgroups(t *testing.T) {
-	runc := scriptedCall{argv: []string{"/usr/sbin/runc", "--version"}, out: "runc version 1.3.4\ncommit: x\n"}
+	runc := scriptedCall{argv: []string{"/usr/sbin/runc", "--version"}, out: "runc version 1.3.6\ncommit: x\n"}
 	for _, tc := range []struct {
 		name        string
 		info        string
@@ -157,7 +157,7 @@ func TestPodmanRuntimeOnHybridCgroups(t *testing.T) {
 		want        spec.Engine
 		err         error
 	}{
-		{"runc is there", rootfulInfo, "hugetlb\n", true, []scriptedCall{runc}, spec.Engine{Runtime: "runc", RuntimePath: "/usr/sbin/runc", RuntimeVersion: "1.3.4", CgroupHybrid: true}, nil},
+		{"runc is there", rootfulInfo, "hugetlb\n", true, []scriptedCall{runc}, spec.Engine{Runtime: "runc", RuntimePath: "/usr/sbin/runc", RuntimeVersion: "1.3.6", CgroupHybrid: true}, nil},
 		{"runc is missing", rootfulInfo, "hugetlb\n", false, nil, spec.Engine{}, ReasonEngineUnsupported},
 		{"v2 owns nothing", rootfulInfo, "\n", false, nil, spec.Engine{Runtime: "crun", RuntimeVersion: "1.8.1", CgroupHybrid: true}, nil},
 		{"runc by configuration", strings.ReplaceAll(rootfulInfo, "crun", "runc"), "hugetlb\n", true, nil, spec.Engine{Runtime: "runc", RuntimeVersion: "1.8.1", CgroupHybrid: true}, nil},

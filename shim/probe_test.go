@@ -262,7 +262,7 @@ func TestRuntimeNotes(t *testing.T) {
 		{"runc", "1.2.7", []string{"CVE-2025-31133"}},
 		{"runc", "1.2.8", nil},
 		{"runc", "1.3.2", []string{"CVE-2025-31133"}},
-		{"runc", "1.3.3", nil},
+		{"runc", "1.3.6", nil},
 		{"runc", "1.4.0", nil},
 		{"runc", "unknown", nil},
 		{"crun", "1.8.1", nil},
