@@ -264,7 +264,10 @@ type dockerAPI struct {
 
 const (
 	apiTimeout = 10 * time.Second
-	apiLimit   = 4 << 20
+	// apiIdle is how long a connection waits for another call: a caller of Run keeps
+	// none after it.
+	apiIdle  = time.Second
+	apiLimit = 4 << 20
 )
 
 // errNotFound is the API's 404.
@@ -279,7 +282,7 @@ func newDockerAPI(socket string) *dockerAPI {
 			DialContext:            api.dial,
 			DisableCompression:     true,
 			MaxIdleConns:           2,
-			IdleConnTimeout:        apiTimeout,
+			IdleConnTimeout:        apiIdle,
 			MaxResponseHeaderBytes: 64 << 10,
 		},
 	}
