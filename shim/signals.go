@@ -120,6 +120,7 @@ func newControl(j Job, cancel context.CancelCauseFunc) *control {
 
 // listen takes signals until done is closed.
 func (c *control) listen(signals <-chan os.Signal, done <-chan struct{}) {
+	defer c.terminal.guard()
 	for {
 		select {
 		case <-done:
@@ -215,6 +216,7 @@ func (c *control) started(h running, attached bool, timeout time.Duration) {
 // expire ends a harness that ran too long. One that is being ended already stays
 // with its first cause.
 func (c *control) expire() {
+	defer c.terminal.guard()
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.harness == nil || c.end != nil {
@@ -226,6 +228,7 @@ func (c *control) expire() {
 
 // kill ends what is left when the grace is over.
 func (c *control) kill() {
+	defer c.terminal.guard()
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.harness == nil {
@@ -235,6 +238,7 @@ func (c *control) kill() {
 	h := c.harness
 	h.order(wire.KindSignal, uint32(unix.SIGKILL))
 	c.end = startCountdown(killTimeout, func() {
+		defer c.terminal.guard()
 		h.abandon()
 		c.mu.Lock()
 		defer c.mu.Unlock()

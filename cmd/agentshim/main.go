@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
 	"os"
 	"os/signal"
 	"strings"
@@ -13,7 +12,6 @@ import (
 
 	"github.com/sirupsen/logrus"
 	"github.com/spf13/cobra"
-	"golang.org/x/sys/unix"
 
 	"github.com/agentshim/agentshim/harness"
 	"github.com/agentshim/agentshim/shim"
@@ -23,18 +21,10 @@ import (
 var version = "dev"
 
 func main() {
-	keepFromChildren()
 	ctx, stop := signalContext()
 	code := run(ctx, os.Args[1:])
 	stop()
 	os.Exit(code)
-}
-
-// keepFromChildren marks every descriptor of the caller's beyond the three streams:
-// rootless Podman leaves a process behind, which would keep a lock or pipe open. The
-// call exists since Linux 5.9 and its flag since 5.11; before, nothing is marked.
-func keepFromChildren() {
-	_ = unix.CloseRange(3, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC)
 }
 
 // catch asks for signals, but for those that the caller made agentshim ignore
