@@ -103,9 +103,19 @@ func (b *begun) over(t *testing.T, code int) shim.Record {
 	return rec
 }
 
+// gone fails t if there is a container. When the client was killed, Docker may still
+// be removing it.
 func (b *begun) gone(t *testing.T, rec shim.Record) {
 	t.Helper()
-	if ids := b.bare(t, "ps", "-aq", "--filter", "name=agentshim-"+rec.ID).ok(t).Stdout; ids != "" {
+	left := func() string {
+		return b.bare(t, "ps", "-aq", "--filter", "name=agentshim-"+rec.ID).ok(t).Stdout
+	}
+	ids := left()
+	if ids != "" && rec.Reason == shim.ReasonEngineLost {
+		time.Sleep(2 * time.Second)
+		ids = left()
+	}
+	if ids != "" {
 		t.Errorf("container is left: %s", ids)
 	}
 }

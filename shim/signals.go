@@ -101,6 +101,8 @@ type control struct {
 	harness running
 	// attached says that the harness has the terminal.
 	attached bool
+	// hungUp says that the terminal is gone.
+	hungUp bool
 	// first is the first signal to end that was passed on.
 	first    syscall.Signal
 	timedOut bool
@@ -186,11 +188,13 @@ func (c *control) stop(sig syscall.Signal) {
 }
 
 func (c *control) stopLocked(sig syscall.Signal) {
-	if c.killed {
+	hasty := sig == unix.SIGHUP && c.attached
+	// A terminal that is gone shows in its signal, its input and its output.
+	if c.killed || hasty && c.hungUp {
 		return
 	}
+	c.hungUp = c.hungUp || hasty
 	c.harness.order(wire.KindSignal, uint32(sig))
-	hasty := sig == unix.SIGHUP && c.attached
 	if c.end == nil {
 		c.first = sig
 		c.end = startCountdown(c.grace, c.kill)
@@ -286,8 +290,9 @@ type countdown struct {
 
 	mu    sync.Mutex
 	left  time.Duration
-	step  time.Duration
 	timer *time.Timer
+	// armed numbers the timers: one that was replaced may fire still.
+	armed int
 	over  bool
 }
 
@@ -303,17 +308,18 @@ func startCountdown(d time.Duration, f func()) *countdown {
 }
 
 func (c *countdown) arm() {
-	c.step = min(c.left, tick)
-	c.timer = time.AfterFunc(c.step, c.ticked)
+	c.armed++
+	number, step := c.armed, min(c.left, tick)
+	c.timer = time.AfterFunc(step, func() { c.ticked(number, step) })
 }
 
-func (c *countdown) ticked() {
+func (c *countdown) ticked(number int, step time.Duration) {
 	c.mu.Lock()
-	if c.over {
+	if c.over || c.armed != number {
 		c.mu.Unlock()
 		return
 	}
-	if c.left -= c.step; c.left > 0 {
+	if c.left -= step; c.left > 0 {
 		c.arm()
 		c.mu.Unlock()
 		return
@@ -339,9 +345,10 @@ func within(d time.Duration, done <-chan struct{}) bool {
 func (c *countdown) shorten(d time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.over || c.left <= d || !c.timer.Stop() {
-		return // over, or about to tick: the next signal shortens it
+	if c.over || c.left <= d {
+		return
 	}
+	c.timer.Stop()
 	c.left = d
 	c.arm()
 }

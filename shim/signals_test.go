@@ -72,7 +72,7 @@ func TestControl(t *testing.T) {
 			[]syscall.Signal{unix.SIGINT, unix.SIGINT, unix.SIGINT, unix.SIGKILL}, 1100 * time.Millisecond, unix.SIGINT, false,
 		},
 		{"hang-up of pipes", "10s", 0, false, []event{{0, unix.SIGHUP}}, []syscall.Signal{unix.SIGHUP, unix.SIGKILL}, 10 * second, unix.SIGHUP, false},
-		{"hang-up of the terminal", "10s", 0, true, []event{{0, unix.SIGHUP}}, []syscall.Signal{unix.SIGHUP, unix.SIGKILL}, second, unix.SIGHUP, false},
+		{"hang-up of the terminal, seen thrice", "10s", 0, true, []event{{0, unix.SIGHUP}, {0, unix.SIGHUP}, {0, unix.SIGHUP}}, []syscall.Signal{unix.SIGHUP, unix.SIGKILL}, second, unix.SIGHUP, false},
 		{
 			"the harness's own business", "10s", 0, false, []event{{0, unix.SIGUSR1}, {0, unix.SIGUSR2}, {0, unix.SIGQUIT}, {0, unix.SIGCONT}, {0, unix.SIGPIPE}},
 			[]syscall.Signal{unix.SIGUSR1, unix.SIGUSR2, unix.SIGQUIT, unix.SIGCONT}, 0, 0, false,
@@ -98,6 +98,7 @@ func TestControl(t *testing.T) {
 					c.take(e.sig)
 				}
 				time.Sleep(5 * time.Minute)
+				synctest.Wait()
 				if !slices.Equal(h.sent, tt.sent) || h.at["kill"] != tt.kill {
 					t.Errorf("sent %v, killed after %v; want %v after %v", h.sent, h.at["kill"], tt.sent, tt.kill)
 				}
@@ -121,6 +122,7 @@ func TestControlEnds(t *testing.T) {
 		time.Sleep(9 * time.Second)
 		c.exited()
 		time.Sleep(10 * time.Second)
+		synctest.Wait()
 		if len(h.sent) > 0 {
 			t.Errorf("the timeout counts after the exit: %v", h.sent)
 		}
@@ -129,6 +131,7 @@ func TestControlEnds(t *testing.T) {
 		c.take(unix.SIGTERM)
 		c.resize()
 		time.Sleep(time.Minute)
+		synctest.Wait()
 		if !slices.Equal(h.sent, []syscall.Signal{unix.SIGTERM}) || len(h.at) > 0 {
 			t.Errorf("sent %v, %v", h.sent, h.at)
 		}
@@ -200,6 +203,7 @@ func TestCountdown(t *testing.T) {
 		var fired time.Duration
 		c := startCountdown(3500*time.Millisecond, func() { fired = time.Since(start) })
 		time.Sleep(time.Minute)
+		synctest.Wait()
 		if fired != 3500*time.Millisecond || c.stop() {
 			t.Errorf("fired after %v", fired)
 		}
@@ -210,8 +214,9 @@ func TestCountdown(t *testing.T) {
 		}
 		time.Sleep(2 * time.Hour)
 		// As if an hour had passed between two ticks.
-		c = &countdown{f: func() {}, left: 3 * time.Second, step: tick}
-		c.ticked()
+		c = &countdown{f: func() {}, left: 3 * time.Second, armed: 1}
+		c.ticked(1, tick)
+		c.ticked(1, tick) // of a timer that was replaced
 		if c.left != 2*time.Second || !c.stop() {
 			t.Errorf("left %v after one late tick", c.left)
 		}

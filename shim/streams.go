@@ -38,7 +38,7 @@ func (c *container) stream() (wire.Exit, error) {
 		if errors.Is(err, errHarnessEnded) {
 			c.finished = true
 			ctl.exited()
-			return exit, s.drain()
+			return exit, s.finish(exit)
 		}
 		if err != nil {
 			if closed := s.outputError(); closed != nil {
@@ -82,12 +82,12 @@ func (c *container) newStreams() *streams {
 	}
 	s.giveUp = sync.OnceFunc(func() { close(s.dropped) })
 	// The end of standard error is no reason to end a run whose output is read.
-	s.pump(wire.Stdout, steadyWriter(c.p.job.Stdout))
+	s.pump(wire.Stdout, s.output())
 	s.pump(wire.Stderr, &lossy{w: steadyWriter(c.p.job.Stderr)})
 	// A write error shows in the receiving loop too.
 	s.start(func() { _ = s.stdin.Run(s.input()) })
 	s.start(s.sendOrders)
-	if f, ok := c.p.job.Stdout.(*os.File); ok {
+	if f, ok := c.p.job.Stdout.(*os.File); ok && c.p.terminal == nil {
 		s.start(func() { s.watch(f) })
 	}
 	return s
@@ -130,6 +130,16 @@ func (s *streams) input() io.Reader {
 		return hangups{r: r, gone: func() { s.c.p.control.stop(unix.SIGHUP) }}
 	}
 	return r
+}
+
+// output is where the harness's output goes. A terminal that is gone leaves the
+// harness a moment to end.
+func (s *streams) output() io.Writer {
+	w := steadyWriter(s.c.p.job.Stdout)
+	if s.c.p.terminal == nil {
+		return w
+	}
+	return &lossy{w: w, failed: func() { s.c.p.control.stop(unix.SIGHUP) }}
 }
 
 // order implements running. One that finds no room is dropped: init does not read,
@@ -245,6 +255,16 @@ func (s *streams) handle(f wire.Frame, exit *wire.Exit) error {
 	return wire.ErrProtocol
 }
 
+// finish ends the streams of a harness that ended. Where nobody can have seen its
+// output, that is no success.
+func (s *streams) finish(exit wire.Exit) error {
+	err := s.drain()
+	if status, _ := exit.Status(); err == nil && status == 0 && s.c.p.terminal.gone() {
+		return outputClosed(syscall.EIO)
+	}
+	return err
+}
+
 // drain waits until all output is written or given up.
 func (s *streams) drain() error {
 	s.stdin.Close()
@@ -280,14 +300,18 @@ func outputClosed(err error) error {
 
 // lossy drops everything after the first write that failed.
 type lossy struct {
-	w    io.Writer
-	gone bool
+	w io.Writer
+	// failed is called once, and may be nil.
+	failed func()
+	gone   bool
 }
 
 func (l *lossy) Write(p []byte) (int, error) {
 	if !l.gone {
 		_, err := l.w.Write(p)
-		l.gone = err != nil
+		if l.gone = err != nil; l.gone && l.failed != nil {
+			l.failed()
+		}
 	}
 	return len(p), nil
 }

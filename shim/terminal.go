@@ -111,6 +111,15 @@ func (t *terminal) close() {
 	t.over = true
 }
 
+// gone says that the terminal is hung up.
+func (t *terminal) gone() bool {
+	if t == nil {
+		return false
+	}
+	_, err := term.GetState(t.fd())
+	return err != nil
+}
+
 // guard is deferred in each goroutine that runs while the terminal is raw: a panic
 // gives it back before it ends the process.
 func (t *terminal) guard() {

@@ -59,6 +59,9 @@ func TestTerminalModes(t *testing.T) {
 		}
 	}
 	c := &terminal{f: f}
+	if c.gone() {
+		t.Error("the terminal is gone")
+	}
 	if got := c.size(); got != (wire.Size{Rows: 31, Cols: 97}) {
 		t.Errorf("size %+v", got)
 	}
@@ -106,6 +109,9 @@ func TestTerminalHungUp(t *testing.T) {
 	}
 	c.enterAgain()
 	c.close()
+	if !c.gone() || (*terminal)(nil).gone() {
+		t.Error("the terminal is not gone")
+	}
 	if got := c.size(); got != (wire.Size{}) {
 		t.Errorf("size %+v", got)
 	}
