@@ -701,8 +701,8 @@ func (r *faulty) engine(t *testing.T, argv ...string) {
 	r.bare(t, append(argv, "agentshim-"+r.id)...).ok(t)
 }
 
-// daemon is a dockerd of the test's own, with its containerd, in a mount namespace
-// of its own: its mounts end with its processes.
+// daemon is a dockerd of the test's own, with its containerd, in a mount and a
+// network namespace of its own: what it changes ends with its processes.
 type daemon struct {
 	dir string
 	cmd *exec.Cmd
@@ -722,7 +722,8 @@ func startDaemon(t *testing.T) *daemon {
 	var log bytes.Buffer
 	d.cmd.Stdout, d.cmd.Stderr = &log, &log
 	d.cmd.WaitDelay = time.Second // containerd's shims keep the log
-	d.cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS, Setpgid: true}
+	// A network of its own: without a bridge, dockerd deletes docker0 where it runs.
+	d.cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS | syscall.CLONE_NEWNET, Setpgid: true}
 	if err := d.cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
