@@ -149,7 +149,7 @@ func TestOOM(t *testing.T) {
 
 // Exit codes that a caller chose for what a retry can help with.
 func TestTemporaryCode(t *testing.T) {
-	some(t, func(t *testing.T, s setup) {
+	one(t, func(t *testing.T, s setup) {
 		for _, tc := range []struct {
 			name   string
 			client string

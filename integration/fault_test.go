@@ -806,7 +806,7 @@ func (b *faultBench) fullDisk(t *testing.T, d *daemon) {
 		t.Fatal(err)
 	}
 	r := b.call(t, call{Env: []string{b.host}}, "exec", "--quiet", "--spec", b.file, "--", "touch marker").refused(t, shim.ReasonEngineFailed)
-	wantText(t, r.Stderr, "no space left on device")
+	wantText(t, r.Stderr, "no space left on device", "agentshim: hint: free space")
 	if _, err := os.Lstat(filepath.Join(b.work, "marker")); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the harness has run: %v", err)
 	}

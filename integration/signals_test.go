@@ -128,6 +128,12 @@ func wantEnd(t *testing.T, rec shim.Record, reason shim.Reason, cause shim.Cause
 	}
 }
 
+// one is each for what depends on no engine.
+func one(t *testing.T, f func(t *testing.T, s setup)) {
+	Need(t)
+	t.Run(setups[0].name, func(t *testing.T) { f(t, setups[0]) })
+}
+
 const deaf = "trap '' INT TERM HUP; sleep 300 & echo ready; while :; do sleep 0.2; done"
 
 // P01, P03, P07, P08: a signal to agentshim is one to the harness, whose exit code
@@ -242,21 +248,20 @@ func slowClient(t *testing.T, s setup) string {
 // A signal before the harness runs: nothing runs, and the exit code is the signal's.
 func TestSignalBeforeHarness(t *testing.T) {
 	some(t, func(t *testing.T, s setup) {
-		for _, sig := range []syscall.Signal{unix.SIGTERM, unix.SIGINT} {
-			dir := slowClient(t, s)
-			b := s.launch(t, call{Env: []string{"PATH=" + dir + ":" + os.Getenv("PATH")}}, nil, "echo ran")
-			eventually(t, "the client's start", func() bool {
-				_, err := os.Stat(filepath.Join(dir, "running"))
-				return err == nil
-			})
-			b.signal(t, sig)
-			out, rec := b.ended(t, 128+int(sig))
-			if out != "" || rec.Harness != nil {
-				t.Errorf("the harness ran: %q %+v", out, rec.Harness)
-			}
-			wantEnd(t, rec, shim.ReasonInterrupted, "", "")
-			wantText(t, b.stderr.String(), "agentshim: interrupted: ")
+		sig := unix.SIGTERM
+		dir := slowClient(t, s)
+		b := s.launch(t, call{Env: []string{"PATH=" + dir + ":" + os.Getenv("PATH")}}, nil, "echo ran")
+		eventually(t, "the client's start", func() bool {
+			_, err := os.Stat(filepath.Join(dir, "running"))
+			return err == nil
+		})
+		b.signal(t, sig)
+		out, rec := b.ended(t, 128+int(sig))
+		if out != "" || rec.Harness != nil {
+			t.Errorf("the harness ran: %q %+v", out, rec.Harness)
 		}
+		wantEnd(t, rec, shim.ReasonInterrupted, "", "")
+		wantText(t, b.stderr.String(), "agentshim: interrupted: ")
 		t.Run("while the prompt is read", func(t *testing.T) {
 			state := s.private(t)
 			cmd, cancel := s.command(t, call{State: state, Timeout: time.Minute}, agentshim, "exec", "--spec", s.write(t, nil))
@@ -284,7 +289,7 @@ func TestSignalBeforeHarness(t *testing.T) {
 
 // A signal that the caller made agentshim ignore stays ignored: nohup(1).
 func TestIgnoredSignal(t *testing.T) {
-	some(t, func(t *testing.T, s setup) {
+	one(t, func(t *testing.T, s setup) {
 		for _, ignored := range []bool{true, false} {
 			state := s.private(t)
 			trap := map[bool]string{true: "trap '' HUP; ", false: ""}[ignored]

@@ -303,6 +303,7 @@ func refusedByInit(r wire.Refused) error {
 func (c *container) lost(err error) error {
 	c.lifeline()
 	if !within(endTimeout, c.status) {
+		_ = c.proc.Signal(syscall.SIGKILL) // end need not wait for it again
 		return &Error{Reason: ReasonEngineLost, Msg: "the engine's client does not end", Err: err}
 	}
 	said := c.said()
@@ -312,7 +313,9 @@ func (c *container) lost(err error) error {
 	case c.result.Signal != 0:
 		return &Error{Reason: ReasonEngineLost, Msg: "the engine's client was ended by " + unix.SignalName(c.result.Signal) + said}
 	case !c.greeted:
-		return &Error{Reason: ReasonEngineFailed, Msg: fmt.Sprintf("%s run: exit status %d%s", c.p.plan.Engine.Kind, c.result.Code, said)}
+		return EngineFailure(&EngineError{
+			Argv: []string{c.p.plan.Engine.Kind, "run"}, Stderr: string(c.chatter.bytes()), Err: c.result,
+		})
 	}
 	return &Error{Reason: ReasonInitLost, Msg: "the container ended without saying how the harness ended" + said}
 }
@@ -349,15 +352,5 @@ func (c *container) end(failed error) error {
 
 // remove has the engine remove the container and its volumes, if it is still there.
 func (c *container) remove() error {
-	ctx, cancel := context.WithTimeout(context.Background(), removeTimeout)
-	defer cancel()
-	cmd := c.p.adapter.Command("rm", "--force", "--volumes", "agentshim-"+c.paths.ID)
-	out, err := c.p.adapter.Runner().Run(ctx, cmd)
-	if err == nil || strings.Contains(strings.ToLower(string(out.Stderr)), "no such container") {
-		return nil
-	}
-	if strings.Contains(string(out.Stderr), "is already in progress") { // Docker's own --rm
-		return nil
-	}
-	return &Error{Reason: ReasonEngineLost, Msg: "container agentshim-" + c.paths.ID + " could not be removed", Err: err, Hint: "remove it with " + c.p.plan.Engine.Kind + " rm -f -v"}
+	return removeContainer(context.Background(), c.p.adapter, "agentshim-"+c.paths.ID)
 }

@@ -251,11 +251,16 @@ const maxLine = 400
 func lastLine(text string) string {
 	lines := strings.Split(strings.TrimSpace(text), "\n")
 	for i := len(lines) - 1; i >= 0; i-- {
-		if line := printable(lines[i]); line != "" && !strings.HasPrefix(line, "See '") {
+		if line := printable(lines[i]); line != "" && !isAdvice(line) {
 			return line
 		}
 	}
 	return ""
+}
+
+// isAdvice reports the line with which Docker's client ends: its help verb.
+func isAdvice(line string) bool {
+	return strings.HasPrefix(line, "See '") || strings.HasPrefix(line, "Run '")
 }
 
 // printable drops what could steer a terminal and cuts the rest at maxLine bytes.

@@ -45,7 +45,8 @@ type Record struct {
 	// passed on to it, e.g. SIGTERM.
 	Cause  Cause  `json:"cause,omitempty"`
 	Signal string `json:"signal,omitempty"`
-	// Exit is agentshim's exit code; Reason says why where it is agentshim's own.
+	// Exit is agentshim's exit code, 125 until the run has ended; Reason says why where
+	// it is agentshim's own.
 	Exit   int    `json:"exit"`
 	Reason Reason `json:"reason,omitempty"`
 	// Message is the refusal in words; Retry says that a retry can help.

@@ -254,7 +254,7 @@ func hints(err error) string {
 func Run(ctx context.Context, j Job) (Record, error) {
 	j = j.withDefaults()
 	ph := newPhases()
-	rec := Record{Version: RecordVersion, ID: newRunID(), Name: j.Harness.Name, Agentshim: j.Version, Start: time.Now().UTC(), SpecDigest: digest(j.Spec)}
+	rec := Record{Version: RecordVersion, ID: newRunID(), Name: j.Harness.Name, Agentshim: j.Version, Start: time.Now().UTC(), SpecDigest: digest(j.Spec), Exit: ExitRefused}
 	owner, err := self()
 	if err != nil {
 		return rec.failed(err), err

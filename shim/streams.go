@@ -120,7 +120,7 @@ func (s *streams) fail(err error) {
 	case s.closed <- err:
 	default: // one is enough
 	}
-	s.c.lifeline()
+	s.cut()
 }
 
 // input is what the harness reads. A caller's terminal that ends is gone.
