@@ -30,9 +30,9 @@ type begun struct {
 }
 
 // begin starts a script as a harness and returns once it has printed ready.
-func (s setup) begin(t *testing.T, fields spec, script string, flags ...string) *begun {
+func (s setup) begin(t *testing.T, fields spec, script string) *begun {
 	t.Helper()
-	b := s.launch(t, call{}, fields, script, flags...)
+	b := s.launch(t, call{}, fields, script)
 	if line, err := b.out.ReadString('\n'); line != "ready\n" {
 		t.Fatalf("first line %q, %v; %s", line, err, b.stderr.String())
 	}
@@ -40,12 +40,11 @@ func (s setup) begin(t *testing.T, fields spec, script string, flags ...string) 
 }
 
 // launch starts a script as a harness.
-func (s setup) launch(t *testing.T, c call, fields spec, script string, flags ...string) *begun {
+func (s setup) launch(t *testing.T, c call, fields spec, script string) *begun {
 	t.Helper()
 	c.State, c.Timeout = s.private(t), time.Minute
 	b := &begun{setup: s, state: c.State, file: filepath.Join(c.State, "result.json"), waited: make(chan struct{})}
-	args := append([]string{"exec", "--quiet", "--spec", s.write(t, fields), "--result", b.file}, flags...)
-	cmd, cancel := s.command(t, c, agentshim, append(args, "--", script)...)
+	cmd, cancel := s.command(t, c, agentshim, "exec", "--quiet", "--spec", s.write(t, fields), "--result", b.file, "--", script)
 	cmd.Stderr = &b.stderr
 	out, w, err := os.Pipe()
 	if err != nil {
