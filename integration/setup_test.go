@@ -317,8 +317,14 @@ func record(t *testing.T, state string) shim.Record {
 	return r
 }
 
-// containers lists the engine's containers that carry agentshim's label.
+// containers lists the engine's containers that carry agentshim's label. One that an
+// earlier test killed the client of may be on its way out: it has five seconds.
 func (s setup) containers(t *testing.T) []string {
 	t.Helper()
-	return strings.Fields(s.bare(t, "ps", "-aq", "--filter", "label=agentshim.run").ok(t).Stdout)
+	for end := time.Now().Add(5 * time.Second); ; time.Sleep(200 * time.Millisecond) {
+		list := strings.Fields(s.bare(t, "ps", "-aq", "--filter", "label=agentshim.run").ok(t).Stdout)
+		if len(list) == 0 || time.Now().After(end) {
+			return list
+		}
+	}
 }
