@@ -26,7 +26,7 @@ const mib = 1 << 20
 
 func streamed() (stdin, output int) {
 	if os.Getenv("AGENTSHIM_SOAK") != "" {
-		return 60 * mib, 1024
+		return 100 * mib, 1024
 	}
 	return 20 * mib, 64
 }
