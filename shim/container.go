@@ -45,8 +45,6 @@ type container struct {
 	result ExitStatus
 	// greeted is set once init said hello.
 	greeted bool
-	// finished is set once init said how the harness ended.
-	finished bool
 }
 
 // startContainer starts the engine's client.

@@ -36,7 +36,6 @@ func (c *container) stream() (wire.Exit, error) {
 			err = s.handle(f, &exit)
 		}
 		if errors.Is(err, errHarnessEnded) {
-			c.finished = true
 			ctl.exited()
 			return exit, s.finish(exit)
 		}
