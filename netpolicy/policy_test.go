@@ -12,7 +12,7 @@ import (
 func TestCompile(t *testing.T) {
 	for mode, want := range map[string]error{"": nil, "deny-all": nil, "open": ErrMode, "allow-list": ErrMode, "network": ErrMode, "x": ErrMode} {
 		t.Run(mode, func(t *testing.T) {
-			p, err := Compile(harness.Egress{Mode: mode})
+			p, err := Compile(harness.Egress{Mode: mode}, nil)
 			if !errors.Is(err, want) {
 				t.Fatalf("%v, want %v", err, want)
 			}
@@ -24,7 +24,7 @@ func TestCompile(t *testing.T) {
 }
 
 func TestExtraInterfaces(t *testing.T) {
-	p, err := Compile(harness.Egress{})
+	p, err := Compile(harness.Egress{}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -305,7 +305,7 @@ func (c *compiler) seccomp() error {
 }
 
 func (c *compiler) egress() error {
-	policy, err := netpolicy.Compile(c.h.Egress)
+	policy, err := netpolicy.Compile(c.h.Egress, nil)
 	c.plan.Egress = policy
 	return err
 }

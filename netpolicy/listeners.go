@@ -1,0 +1,28 @@
+package netpolicy
+
+import (
+	"net"
+	"net/netip"
+)
+
+// Where the gateway listens inside a sandbox's network namespace. Both ports lie
+// above the range that connections without a port of their own get one from.
+var (
+	DNSListener   = netip.AddrPortFrom(redirectAddr, 61053)
+	RelayListener = netip.AddrPortFrom(redirectAddr, 61080)
+)
+
+// Listeners are the sockets of one sandbox: opened inside its network namespace,
+// served outside.
+type Listeners struct {
+	DNS    *net.UDPConn
+	DNSTCP *net.TCPListener
+	Relay  *net.TCPListener
+}
+
+// Close closes all of them. The sandbox's traffic stops: nothing answers it.
+func (l Listeners) Close() {
+	l.DNS.Close()
+	l.DNSTCP.Close()
+	l.Relay.Close()
+}
