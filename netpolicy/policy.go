@@ -5,9 +5,9 @@
 package netpolicy
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
-	"net/netip"
 	"slices"
 	"strings"
 
@@ -20,7 +20,8 @@ const (
 	DenyAll = "deny-all"
 	// AllowList: what Policy.Allow and Policy.HostServices name.
 	AllowList = "allow-list"
-	// Open: every name that leads to a globally reachable address, on every port.
+	// Open: every name that leads to a globally reachable address, on every port. An
+	// address without a name needs an allow entry here too.
 	Open = "open"
 )
 
@@ -42,6 +43,7 @@ type Policy struct {
 
 // HostService is one port of the host's loopback, reachable under Name at the same port.
 type HostService struct {
+	// Name is canonical, below HostDomain.
 	Name string `json:"name"`
 	Port int    `json:"port"`
 }
@@ -52,41 +54,104 @@ const HostDomain = "host.internal"
 // HasGateway reports whether the mode has a way out at all: packet rules, DNS and relay.
 func (p Policy) HasGateway() bool { return p.Mode == AllowList || p.Mode == Open }
 
-// Compile decides the policy. The zero Egress is deny-all. presets gives the targets
-// of each preset, as allow entries.
-func Compile(e harness.Egress, presets map[string][]string) (Policy, error) {
-	p := Policy{Mode: e.Mode, Interfaces: []string{"lo"}}
+// Compile decides the policy and reports every fault of the entries, each with its
+// JSON path. The zero Egress is deny-all, and so is an allow-list that names nothing.
+// presets gives the targets of each preset, as allow entries.
+func Compile(e harness.Egress, presets map[string][]harness.Allow) (Policy, error) {
+	c := compiler{p: Policy{Mode: e.Mode, Interfaces: []string{"lo"}}}
 	switch e.Mode {
 	case "":
-		p.Mode = DenyAll
+		c.p.Mode = DenyAll
 	case DenyAll, AllowList, Open:
 	default:
 		return Policy{}, fmt.Errorf("%w: %q", ErrMode, e.Mode)
 	}
-	return p, nil
+	c.entries(e, presets)
+	c.hostServices(e.HostServices)
+	if c.p.Mode == DenyAll && len(c.p.Allow)+len(c.p.Deny)+len(c.p.HostServices) > 0 {
+		c.fault("$.egress.mode", errors.New("deny-all leaves the other entries without effect; write allow-list"))
+	}
+	if c.p.Mode == AllowList && len(c.p.Allow)+len(c.p.HostServices) == 0 {
+		c.p.Mode = DenyAll
+	}
+	return c.p, errors.Join(c.errs...)
 }
 
-// Table decides on targets. Its size does not show in the time a decision takes.
-type Table struct{ p Policy }
+// Problem is a fault of one entry of the file.
+type Problem struct {
+	// Path is its JSON path.
+	Path string
+	Err  error
+}
 
-// Table makes the policy's table.
-func (p Policy) Table() *Table { return &Table{p: p} }
+func (p *Problem) Error() string { return p.Path + ": " + p.Err.Error() }
+func (p *Problem) Unwrap() error { return p.Err }
 
-// Knows reports whether a canonical name is the target of some rule, on any port:
-// whether it gets an address.
-func (t *Table) Knows(name string) bool { return false }
+type compiler struct {
+	p    Policy
+	errs []error
+}
 
-// Name decides on a canonical name and a port.
-func (t *Table) Name(name string, port int) Verdict { return Verdict{Reason: RefusedUnlisted} }
+func (c *compiler) fault(path string, err error) {
+	if err != nil {
+		c.errs = append(c.errs, &Problem{Path: path, Err: err})
+	}
+}
 
-// Addr decides on an address that the sandbox dialled without a name.
-func (t *Table) Addr(addr netip.Addr, port int) Verdict { return Verdict{Reason: RefusedUnlisted} }
+func (c *compiler) entries(e harness.Egress, presets map[string][]harness.Allow) {
+	for i, a := range e.Allow {
+		r, err := ParseRule(a)
+		c.fault(fmt.Sprintf("$.egress.allow[%d]", i), err)
+		c.p.Allow = append(c.p.Allow, r)
+	}
+	for i, name := range e.Presets {
+		for _, a := range presets[name] {
+			r, err := ParseRule(a)
+			c.fault(fmt.Sprintf("$.egress.presets[%d]", i), err)
+			r.Preset = name
+			c.p.Allow = append(c.p.Allow, r)
+		}
+	}
+	for i, entry := range e.Deny {
+		r, err := ParseDeny(entry)
+		c.fault(fmt.Sprintf("$.egress.deny[%d]", i), err)
+		c.p.Deny = append(c.p.Deny, r)
+	}
+	c.p.Allow, c.p.Deny = sorted(c.p.Allow), sorted(c.p.Deny)
+}
 
-// Dial decides on an address that a permitted target led to, right before the host
-// dials it. local says that the host's own routing calls the address local. It is not
-// asked for host services.
-func (t *Table) Dial(addr netip.Addr, port int, local bool) Verdict {
-	return Verdict{Reason: RefusedAddress}
+// sorted orders rules by their target and joins those for the same one: what one of
+// them lets pass, passes. The file's own come before a preset's.
+func sorted(rules []Rule) []Rule {
+	slices.SortFunc(rules, func(a, b Rule) int {
+		return cmp.Or(strings.Compare(a.String(), b.String()), strings.Compare(a.Preset, b.Preset))
+	})
+	var out []Rule
+	for _, r := range rules {
+		if n := len(out); n > 0 && out[n-1].String() == r.String() {
+			out[n-1].Raw, out[n-1].ECH = out[n-1].Raw || r.Raw, out[n-1].ECH || r.ECH
+			continue
+		}
+		out = append(out, r)
+	}
+	return out
+}
+
+func (c *compiler) hostServices(services []harness.HostService) {
+	for i, s := range services {
+		path := fmt.Sprintf("$.egress.hostServices[%d]", i)
+		name, err := CanonicalName(s.Name + "." + HostDomain)
+		if err == nil && strings.Contains(s.Name, ".") {
+			err = fmt.Errorf("%w: %q: one label without dots", ErrName, s.Name)
+		}
+		c.fault(path+".name", err)
+		service := HostService{Name: name, Port: s.Port}
+		if slices.Contains(c.p.HostServices, service) {
+			c.fault(path, fmt.Errorf("%s:%d is there already", name, s.Port))
+			continue
+		}
+		c.p.HostServices = append(c.p.HostServices, service)
+	}
 }
 
 // fallbackTunnels are devices the kernel puts, down, into every new network

@@ -1,6 +1,7 @@
 package netpolicy
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -29,8 +30,24 @@ type Rule struct {
 	Prefix netip.Prefix
 	// Port is 0 for all ports; only an address range may have that.
 	Port int
-	// Raw lets something other than TLS pass, ECH encrypted hellos.
+	// Raw lets something other than TLS pass on port 443 and something other than HTTP
+	// on port 80; ECH lets encrypted hellos pass.
 	Raw, ECH bool
+	// Preset is the preset that the rule comes from, empty for the file's own.
+	Preset string
+}
+
+// ruleJSON is a rule in the plan.
+type ruleJSON struct {
+	Target string `json:"target"`
+	Raw    bool   `json:"raw,omitempty"`
+	ECH    bool   `json:"ech,omitempty"`
+	Preset string `json:"preset,omitempty"`
+}
+
+// MarshalJSON implements json.Marshaler.
+func (r Rule) MarshalJSON() ([]byte, error) {
+	return json.Marshal(ruleJSON{Target: r.String(), Raw: r.Raw, ECH: r.ECH, Preset: r.Preset})
 }
 
 // String writes the rule as an allow entry would.
@@ -51,11 +68,37 @@ func (r Rule) String() string {
 	return host + ":" + strconv.Itoa(r.Port)
 }
 
-// ParseRule reads one allow entry: NAME[:PORT], *.NAME[:PORT], CIDR[:PORT], or
-// [CIDR]:PORT for IPv6. It refuses schemes, paths, user information, spellings of
-// addresses other than the canonical one, names that could be taken for an
-// address, and wildcards at or above a public suffix.
+// ParseRule reads one allow entry: NAME[:PORT], *.NAME[:PORT], ADDRESS[:PORT],
+// CIDR[:PORT], or [ADDRESS or CIDR]:PORT for IPv6. It refuses schemes, paths, user
+// information, spellings of addresses other than the canonical one, names that could
+// be taken for an address, wildcards at or above a public suffix, and what belongs to
+// the sandbox itself.
 func ParseRule(a harness.Allow) (Rule, error) {
+	r, err := parseTarget(a)
+	if err != nil {
+		return Rule{}, err
+	}
+	if r.Name == "" {
+		return r, nil
+	}
+	if suffix, _ := publicsuffix.PublicSuffix(r.Name); r.Wildcard && suffix == r.Name {
+		return Rule{}, ruleError(a.Host, "names below "+r.Name+" belong to anybody")
+	}
+	if r.Name == HostDomain || strings.HasSuffix(r.Name, "."+HostDomain) {
+		return Rule{}, ruleError(a.Host, "names below "+HostDomain+" are host services; use egress.hostServices")
+	}
+	if r.Port == 0 {
+		r.Port = DefaultPort
+	}
+	return r, nil
+}
+
+// ParseDeny reads one deny entry: as an allow entry, but without a port it is for all
+// of them, and a wildcard may stand above any name.
+func ParseDeny(entry string) (Rule, error) { return parseTarget(harness.Allow{Host: entry}) }
+
+// parseTarget reads an entry without a default port.
+func parseTarget(a harness.Allow) (Rule, error) {
 	host, port, err := splitPort(a.Host)
 	if err != nil {
 		return Rule{}, err
@@ -70,7 +113,7 @@ func ParseRule(a harness.Allow) (Rule, error) {
 		return Rule{}, ruleError(a.Host, "a port is 1 to 65535")
 	}
 	r := Rule{Port: port, Raw: a.Raw, ECH: a.ECH}
-	if strings.ContainsAny(host, "/:") {
+	if _, err := netip.ParseAddr(host); err == nil || strings.ContainsAny(host, "/:") {
 		return r.withPrefix(host)
 	}
 	return r.withName(host)
@@ -113,8 +156,21 @@ func parsePort(entry, text string) (int, error) {
 	return n, nil
 }
 
+// parsePrefix reads an address or a range in canonical form.
+func parsePrefix(text string) (p netip.Prefix, canonical string, err error) {
+	if !strings.Contains(text, "/") {
+		a, err := netip.ParseAddr(text)
+		if err != nil || a.Zone() != "" {
+			return p, "", errors.Join(err, ErrRule)
+		}
+		return host(a), a.String(), nil
+	}
+	p, err = netip.ParsePrefix(text)
+	return p, p.String(), err
+}
+
 func (r Rule) withPrefix(text string) (Rule, error) {
-	p, err := netip.ParsePrefix(text)
+	p, canonical, err := parsePrefix(text)
 	switch {
 	case err != nil && strings.Contains(text, "://"):
 		return Rule{}, ruleError(text, "write a name, without scheme and path")
@@ -124,8 +180,10 @@ func (r Rule) withPrefix(text string) (Rule, error) {
 		return Rule{}, ruleError(text, "write the IPv4 range itself")
 	case p != p.Masked():
 		return Rule{}, ruleError(text, "bits are set behind the length; write "+p.Masked().String())
-	case p.String() != text:
-		return Rule{}, ruleError(text, "write "+p.String())
+	case canonical != text:
+		return Rule{}, ruleError(text, "write "+canonical)
+	case p.Overlaps(namePool) && p.Bits() >= namePool.Bits():
+		return Rule{}, ruleError(text, "these addresses are the sandbox's own")
 	case r.Raw || r.ECH:
 		return Rule{}, ruleError(text, "raw and ech have no meaning for an address range: no check of the content applies to it")
 	}
@@ -138,14 +196,6 @@ func (r Rule) withName(host string) (Rule, error) {
 	name, err := CanonicalName(name)
 	if err != nil {
 		return Rule{}, fmt.Errorf("%w: %q: %w", ErrRule, host, err)
-	}
-	if wildcard {
-		if suffix, _ := publicsuffix.PublicSuffix(name); suffix == name {
-			return Rule{}, ruleError(host, "names below "+name+" belong to anybody")
-		}
-	}
-	if r.Port == 0 {
-		r.Port = DefaultPort
 	}
 	r.Name, r.Wildcard = name, wildcard
 	return r, nil

@@ -49,9 +49,9 @@ func TestParseRuleRefuses(t *testing.T) {
 		"https://example.com", "example.com/path", "user@example.com", "example.com\\x", "exa mple.com", "example.com%00", "ex\x00ample.com",
 		"example\u3002com", "b\u00fccher.example", "-a.example.com", "a-.example.com", "a..example.com", strings.Repeat("a", 64) + ".com",
 		strings.Repeat("a.", 127) + "com", "example.com:", "example.com:0", "example.com:65536", "example.com:+1", "example.com:01", "example.com:443:1",
-		"127.1", "127.0.0.1", "0x7f.0.0.1", "2130706433", "0177.0.0.1", "example.1", "1.0x1",
+		"127.1", "0x7f.0.0.1", "2130706433", "0177.0.0.1", "example.1", "1.0x1",
 		"203.0.113.1/24", "203.0.113.0/024", "203.0.113.0/33", "203.0.113/24", "010.0.0.0/8", "2001:DB8::/32", "2001:db8:0::/32", "::ffff:1.2.3.0/120",
-		"2001:db8::1", "[2001:db8::/32", "[2001:db8::/32]443", "[203.0.113.0/24]:1", "[example.com]:443", "fe80::%eth0/64",
+		"::ffff:192.0.2.1", "127.0.0.01", "fe80::1%lo", "198.18.0.9", "198.18.1.0/24", "db.host.internal", "*.host.internal", "[2001:db8::/32", "[2001:db8::/32]443", "[203.0.113.0/24]:1", "[example.com]:443", "fe80::%eth0/64",
 	} {
 		t.Run(entry, func(t *testing.T) {
 			if r, err := ParseRule(harness.Allow{Host: entry}); !errors.Is(err, ErrRule) {
