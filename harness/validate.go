@@ -42,6 +42,7 @@ func (c *checker) all() {
 	c.labels()
 	c.durations()
 	c.accepted()
+	c.presets()
 	c.missingFeatures()
 }
 
