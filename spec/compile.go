@@ -11,7 +11,6 @@ import (
 
 	"github.com/agentshim/agentshim/harness"
 	"github.com/agentshim/agentshim/mounts"
-	"github.com/agentshim/agentshim/netpolicy"
 	"github.com/agentshim/agentshim/seccomp"
 )
 
@@ -304,16 +303,11 @@ func (c *compiler) seccomp() error {
 	return nil
 }
 
-func (c *compiler) egress() error {
-	policy, err := netpolicy.Compile(c.h.Egress, nil)
-	c.plan.Egress = policy
-	return err
-}
-
 // notes adds what holds for the whole plan and refuses what is not accepted.
 func (c *compiler) notes() error {
 	c.hostNotes()
 	c.fileNotes()
+	c.egressNotes()
 	var errs []error
 	for i, notes := range [][]Note{c.plan.Widenings, c.plan.Gaps} {
 		reason := []string{"widening", "gap"}[i]

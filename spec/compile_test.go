@@ -29,6 +29,7 @@ func dockerRoot() Host {
 		Caller:  Caller{HardNoFile: 20000, HardNProc: 90000, CPUs: 2},
 		Machine: machine(),
 		Mounts:  facts(),
+		Presets: map[string][]harness.Allow{"claude": {{Host: "api.preset.example"}}},
 	}
 }
 
@@ -156,9 +157,13 @@ func render(t *testing.T, p Plan) map[string]string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return map[string]string{
+	out := map[string]string{
 		"argv": strings.Join(argv, "\n") + "\n", "config.json": string(oci), "plan.json": string(plan), "plan.txt": p.Text(),
 	}
+	if p.Egress.HasGateway() {
+		out["rules"] = p.EgressRules()
+	}
+	return out
 }
 
 func golden(t *testing.T, file, got string) {
@@ -207,6 +212,8 @@ func TestRefusals(t *testing.T) {
 		"uid beyond the range":       {`"user":"70000:5","accept":["rootless-cgroup-limits"]}`, podmanRootless, "identity", "65536"},
 		"userns engine without user": {`"userns":"engine","accept":["rootless-cgroup-limits"]}`, podmanRootless, "identity", "engine"},
 		"image for another uid":      {`"workspace":{"source":"."}}`, with(dockerRoot, func(h *Host) { h.Image.User = "1234:5" }), "image-user", "1234"},
+		"egress rule":                {`"user":"5:5","egress":{"mode":"allow-list","allow":["a.example","*"]}}`, dockerRoot, "policy", "$.egress.allow[1]: "},
+		"egress without effect":      {`"user":"5:5","egress":{"allow":["a.example"]}}`, dockerRoot, "policy", "$.egress.mode: "},
 		"rootless Docker":            {`"user":"5:5"}`, with(dockerRoot, func(h *Host) { h.Engine.Rootless = true }), "engine-unsupported", "rootless Docker"},
 		"Docker with userns-remap":   {`"user":"5:5"}`, with(dockerRoot, func(h *Host) { h.Engine.UserNamespace = true }), "engine-unsupported", "userns-remap"},
 	} {

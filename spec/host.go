@@ -3,7 +3,10 @@
 // the clock.
 package spec
 
-import "github.com/agentshim/agentshim/mounts"
+import (
+	"github.com/agentshim/agentshim/harness"
+	"github.com/agentshim/agentshim/mounts"
+)
 
 // Host is what shim.Probe found; tests write it as a literal.
 type Host struct {
@@ -12,6 +15,8 @@ type Host struct {
 	Caller  Caller
 	Machine Machine
 	Mounts  mounts.Facts
+	// Presets are the targets of the egress presets that the file names.
+	Presets map[string][]harness.Allow
 }
 
 // Kinds of engine.

@@ -194,7 +194,7 @@ func (p Plan) Text() string {
 	line("program", "%s", quoted(p.Process.Args))
 	line("folder", "%s", p.Process.Cwd)
 	line("variables", "%s", p.envText())
-	line("network", "%s: no interface but loopback", p.Egress.Mode)
+	p.egressText(line)
 	line("seccomp", "%s", p.SeccompDigest)
 	line("limits", "%s", p.limitText())
 	line("root", "%s", map[bool]string{true: "read-only", false: "writable"}[p.ReadOnlyRootfs])

@@ -64,6 +64,8 @@ type Plan struct {
 	Sysctls       map[string]string `json:"sysctls"`
 	Labels        map[string]string `json:"labels,omitempty"`
 	Egress        netpolicy.Policy  `json:"egress"`
+	// EgressWay is how the packet rules get into the sandbox, empty where there are none.
+	EgressWay string `json:"egressWay,omitempty"`
 	// SeccompDigest identifies the system call policy.
 	SeccompDigest string `json:"seccompDigest"`
 	// Widenings are what the file opened; Gaps what this host can't enforce.

@@ -126,11 +126,9 @@ func (c *compiler) etc() error {
 	c.plan.Etc = []EtcFile{
 		{"group", group(id)},
 		{"hostname", Hostname + "\n"},
-		{"hosts", "127.0.0.1 localhost\n::1 localhost\n127.0.0.1 " + Hostname + "\n"},
+		{"hosts", hostsFile(c.plan.Egress)},
 		{"passwd", passwd(id)},
-		// Without a nameserver line, resolvers ask 127.0.0.1, where nothing listens
-		// unless the agent itself does.
-		{"resolv.conf", "options timeout:1 attempts:1\n"},
+		{"resolv.conf", resolvConf(c.plan.Egress)},
 	}
 	return nil
 }
