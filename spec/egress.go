@@ -1,0 +1,111 @@
+package spec
+
+import (
+	"fmt"
+
+	"github.com/agentshim/agentshim/netpolicy"
+)
+
+// egress decides what the agent may reach.
+func (c *compiler) egress() error {
+	policy, err := netpolicy.Compile(c.h.Egress, c.host.Presets)
+	c.plan.Egress = policy
+	if err == nil {
+		if policy.HasGateway() {
+			c.plan.EgressWay = way(c.host)
+		}
+		return nil
+	}
+	return refuse("policy", "write egress.allow entries as \"name.example.com\", \"*.example.com:8443\" or \"203.0.113.0/24:5432\"", "%v", err)
+}
+
+// EgressRules are the packet rules in the sandbox's network namespace, as iptables
+// writes them. Without a way out there are none.
+func (p Plan) EgressRules() string {
+	if !p.Egress.HasGateway() {
+		return "# " + p.Egress.Mode + ": no interface but loopback and no route: nothing to filter\n"
+	}
+	return netpolicy.OpenRules(netpolicy.DNSListener.Port(), netpolicy.RelayListener.Port()).Iptables()
+}
+
+// hostsFile gives the sandbox its own names.
+func hostsFile(p netpolicy.Policy) string {
+	own := "127.0.0.1"
+	if p.HasGateway() {
+		own = netpolicy.SandboxAddr.String()
+	}
+	return "127.0.0.1 localhost\n::1 localhost\n" + own + " " + Hostname + "\n"
+}
+
+// resolvConf names the gateway's resolver. Without a nameserver line, resolvers ask
+// 127.0.0.1, where nothing listens unless the agent itself does.
+func resolvConf(p netpolicy.Policy) string {
+	if !p.HasGateway() {
+		return "options timeout:1 attempts:1\n"
+	}
+	return "nameserver " + netpolicy.ResolverAddr.String() + "\noptions timeout:2 attempts:2\n"
+}
+
+// egressNotes shows what the policy opens.
+func (c *compiler) egressNotes() {
+	p := c.plan.Egress
+	if !p.HasGateway() {
+		return
+	}
+	if p.Mode == netpolicy.Open {
+		c.widen("egress:open", false, "the agent can reach every name that leads to a globally reachable address")
+	} else {
+		c.widen("egress:allow-list", false, "the agent can reach the %d targets and %d host services that the plan lists", len(p.Allow), len(p.HostServices))
+	}
+	for _, r := range p.Allow {
+		switch {
+		case r.Name == "":
+			c.widen("egress:"+r.String(), false, "addresses without names: no server name, TLS or Host check applies")
+		case r.Raw:
+			c.widen("egress:"+r.String()+" raw", false, "the content is not looked at: what answers behind this name can carry anything")
+		case r.ECH:
+			c.widen("egress:"+r.String()+" ech", false, "the server name may be encrypted: another site of the same provider may be reached")
+		}
+	}
+	for _, s := range p.HostServices {
+		c.widen(fmt.Sprintf("egress:%s:%d", s.Name, s.Port), false, "the agent can reach port %d of the host's loopback", s.Port)
+	}
+}
+
+// egressText is the policy for people, one fact a line.
+func (p Plan) egressText(line func(name, format string, args ...any)) {
+	e := p.Egress
+	if !e.HasGateway() {
+		line("network", "%s: no interface but loopback", e.Mode)
+		return
+	}
+	line("network", "%s: no interface but loopback; names and TCP go to agentshim, all else is refused; way in: %s", e.Mode, p.EgressWay)
+	for _, r := range e.Allow {
+		line("allow", "%s", ruleText(r))
+	}
+	for _, r := range e.Deny {
+		line("deny", "%s", r)
+	}
+	for _, s := range e.HostServices {
+		line("allow", "%s:%d, the host's loopback", s.Name, s.Port)
+	}
+}
+
+func ruleText(r netpolicy.Rule) string {
+	text := r.String()
+	switch {
+	case r.Name == "":
+		text += ", whatever is said there"
+	case r.Port == 443 && !r.Raw:
+		text += ", TLS with this server name"
+	case r.Port == 80 && !r.Raw:
+		text += ", HTTP with this host"
+	}
+	if r.ECH {
+		text += " or an encrypted one"
+	}
+	if r.Preset != "" {
+		text += " (preset " + r.Preset + ")"
+	}
+	return text
+}
