@@ -34,7 +34,7 @@ func needRoot(t *testing.T) {
 
 // inNetns runs f in a fresh network namespace with loopback up, on a thread that is
 // thrown away.
-func inNetns(t *testing.T, f func(ns int)) {
+func inNetns(t *testing.T, f func()) {
 	t.Helper()
 	needRoot(t)
 	done := make(chan struct{})
@@ -45,12 +45,6 @@ func inNetns(t *testing.T, f func(ns int)) {
 			t.Error(err)
 			return
 		}
-		ns, err := unix.Open("/proc/thread-self/ns/net", unix.O_RDONLY|unix.O_CLOEXEC, 0)
-		if err != nil {
-			t.Error(err)
-			return
-		}
-		defer unix.Close(ns)
 		lo, err := netlink.LinkByName("lo")
 		if err == nil {
 			err = netlink.LinkSetUp(lo)
@@ -59,7 +53,7 @@ func inNetns(t *testing.T, f func(ns int)) {
 			t.Error(err)
 			return
 		}
-		f(ns)
+		f()
 	}()
 	<-done
 }
@@ -70,7 +64,7 @@ type sandbox struct {
 	dns   *net.UDPConn
 }
 
-func openSandbox(t *testing.T, ns int, rules bool) *sandbox {
+func openSandbox(t *testing.T, rules bool) *sandbox {
 	t.Helper()
 	s := &sandbox{}
 	var err error
@@ -82,12 +76,12 @@ func openSandbox(t *testing.T, ns int, rules bool) *sandbox {
 		t.Error(err)
 		return nil
 	}
-	if err := AddWay(ns); err != nil {
+	if err := AddWay(); err != nil {
 		t.Error(err)
 		return nil
 	}
 	if rules {
-		if err := ApplyNftables(OpenRules(uint16(s.dns.LocalAddr().(*net.UDPAddr).Port), uint16(s.relay.Addr().(*net.TCPAddr).Port)), ns); err != nil {
+		if err := ApplyNftables(OpenRules(uint16(s.dns.LocalAddr().(*net.UDPAddr).Port), uint16(s.relay.Addr().(*net.TCPAddr).Port))); err != nil {
 			t.Error(err)
 			return nil
 		}
@@ -119,8 +113,8 @@ func originalDst(t *testing.T, c *net.TCPConn) netip.AddrPort {
 
 // TestRedirect: every TCP connection reaches the relay, which learns its target.
 func TestRedirect(t *testing.T) {
-	inNetns(t, func(ns int) {
-		s := openSandbox(t, ns, true)
+	inNetns(t, func() {
+		s := openSandbox(t, true)
 		if s == nil {
 			return
 		}
@@ -155,8 +149,8 @@ func TestRedirect(t *testing.T) {
 
 // TestDNSIsRedirected: A01, whatever resolver is asked.
 func TestDNSIsRedirected(t *testing.T) {
-	inNetns(t, func(ns int) {
-		s := openSandbox(t, ns, true)
+	inNetns(t, func() {
+		s := openSandbox(t, true)
 		if s == nil {
 			return
 		}
@@ -196,8 +190,8 @@ func TestRefusedAtOnce(t *testing.T) {
 	}
 	outcomes := func(rules bool) map[string]error {
 		out := map[string]error{}
-		inNetns(t, func(ns int) {
-			if openSandbox(t, ns, rules) == nil {
+		inNetns(t, func() {
+			if openSandbox(t, rules) == nil {
 				return
 			}
 			for name, attempt := range attempts {
@@ -229,8 +223,8 @@ func sendOne(kind, proto int, to string, port int) error {
 // TestOwnLoopback: the sandbox's own servers answer, TCP and UDP, and leave no
 // connection in the kernel's table; a redirected one does.
 func TestOwnLoopback(t *testing.T) {
-	inNetns(t, func(ns int) {
-		s := openSandbox(t, ns, true)
+	inNetns(t, func() {
+		s := openSandbox(t, true)
 		if s == nil {
 			return
 		}
@@ -286,7 +280,7 @@ func TestIPv6IsClosed(t *testing.T) {
 		return unix.Sendto(fd, []byte{0}, 0, &unix.SockaddrInet6{Port: 9, Addr: netip.MustParseAddr("2001:db8::1").As16()})
 	}
 	for _, rules := range []bool{true, false} {
-		inNetns(t, func(ns int) {
+		inNetns(t, func() {
 			lo, err := netlink.LinkByName("lo")
 			if err == nil {
 				addr, _ := netlink.ParseAddr("2001:db8::1/128")
@@ -296,7 +290,7 @@ func TestIPv6IsClosed(t *testing.T) {
 				t.Error(err)
 				return
 			}
-			if openSandbox(t, ns, rules) == nil {
+			if openSandbox(t, rules) == nil {
 				return
 			}
 			if err := attempt(); rules != errors.Is(err, unix.EPERM) {
@@ -309,7 +303,7 @@ func TestIPv6IsClosed(t *testing.T) {
 // TestApplyIsExact: applying again changes nothing, foreign tables stay, and a rule
 // that somebody added is noticed.
 func TestApplyIsExact(t *testing.T) {
-	inNetns(t, func(ns int) {
+	inNetns(t, func() {
 		conn, err := nftables.New()
 		if err != nil {
 			t.Error(err)
@@ -322,7 +316,7 @@ func TestApplyIsExact(t *testing.T) {
 		}
 		rules := OpenRules(5353, 8080)
 		for range 2 {
-			if err := ApplyNftables(rules, ns); err != nil {
+			if err := ApplyNftables(rules); err != nil {
 				t.Error(err)
 				return
 			}
@@ -340,7 +334,7 @@ func TestApplyIsExact(t *testing.T) {
 			t.Error(err)
 			return
 		}
-		got, err := ReadNftables(rules, ns)
+		got, err := ReadNftables(rules)
 		if err != nil || strings.Count(got.Iptables(), "-j ACCEPT") != strings.Count(rules.Iptables(), "-j ACCEPT")+1 {
 			t.Errorf("an added rule is not seen: %v\n%s", err, got.Iptables())
 		}
@@ -349,8 +343,8 @@ func TestApplyIsExact(t *testing.T) {
 
 // TestAgentCannotChange: A41, without a capability the rules are out of reach.
 func TestAgentCannotChange(t *testing.T) {
-	inNetns(t, func(ns int) {
-		if err := ApplyNftables(OpenRules(5353, 8080), ns); err != nil {
+	inNetns(t, func() {
+		if err := ApplyNftables(OpenRules(5353, 8080)); err != nil {
 			t.Error(err)
 			return
 		}

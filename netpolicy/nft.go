@@ -29,28 +29,24 @@ var nftHook = map[string]struct {
 	"filter": {nftables.ChainTypeFilter, nftables.ChainPriorityFilter},
 }
 
-// ApplyNftables puts the rules into the network namespace behind the descriptor, in
-// one transaction, and reads them back. An earlier set of agentshim's own is replaced.
-func ApplyNftables(r Ruleset, netns int) error {
-	conn, err := nftables.New(nftables.WithNetNSFd(netns))
+// ApplyNftables puts the rules into the thread's network namespace, in one
+// transaction, and reads them back. An earlier set of agentshim's own is replaced.
+func ApplyNftables(r Ruleset) error {
+	conn, err := nftables.New()
 	if err != nil {
 		return fmt.Errorf("nftables: %w", err)
 	}
-	for _, family := range []nftables.TableFamily{nftables.TableFamilyIPv4, nftables.TableFamilyIPv6} {
-		t := &nftables.Table{Name: nftTable, Family: family}
-		conn.AddTable(t) // so that the deletion finds one
-		conn.DelTable(t)
-		conn.AddTable(t)
-		for _, c := range r.Chains {
-			if c.IPv6 == (family == nftables.TableFamilyIPv6) {
-				addChain(conn, t, c)
-			}
+	tables := map[bool]*nftables.Table{}
+	for _, c := range r.Chains {
+		if tables[c.IPv6] == nil {
+			tables[c.IPv6] = addTable(conn, c.IPv6)
 		}
+		addChain(conn, tables[c.IPv6], c)
 	}
 	if err := conn.Flush(); err != nil {
 		return fmt.Errorf("nftables: %w", err)
 	}
-	got, err := ReadNftables(r, netns)
+	got, err := ReadNftables(r)
 	if err != nil {
 		return err
 	}
@@ -58,6 +54,17 @@ func ApplyNftables(r Ruleset, netns int) error {
 		return fmt.Errorf("%w: want %+v, got %+v", ErrReadBack, r, got)
 	}
 	return nil
+}
+
+// addTable replaces agentshim's own table of the family.
+func addTable(conn *nftables.Conn, six bool) *nftables.Table {
+	t := &nftables.Table{Name: nftTable, Family: nftables.TableFamilyIPv4}
+	if six {
+		t.Family = nftables.TableFamilyIPv6
+	}
+	conn.AddTable(t) // so that the deletion finds one
+	conn.DelTable(t)
+	return conn.AddTable(t)
 }
 
 func addChain(conn *nftables.Conn, t *nftables.Table, c Chain) {
@@ -159,9 +166,10 @@ func (r PacketRule) act() []expr.Any {
 	return []expr.Any{&expr.Verdict{Kind: verdicts[r.Action]}}
 }
 
-// ReadNftables reads agentshim's own chains of the shape of r from the kernel.
-func ReadNftables(r Ruleset, netns int) (Ruleset, error) {
-	conn, err := nftables.New(nftables.WithNetNSFd(netns))
+// ReadNftables reads agentshim's own chains of the shape of r from the thread's
+// network namespace.
+func ReadNftables(r Ruleset) (Ruleset, error) {
+	conn, err := nftables.New()
 	if err != nil {
 		return Ruleset{}, fmt.Errorf("nftables: %w", err)
 	}

@@ -3,6 +3,7 @@ package netpolicy
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 )
 
@@ -88,6 +89,16 @@ func OpenRules(dnsPort, relayPort uint16) Ruleset {
 		{Table: "raw", IPv6: true, Policy: Accept, Rules: []PacketRule{{Dst: loopback6, Action: NoTrack}}},
 		{Table: "filter", IPv6: true, Policy: Drop, Rules: []PacketRule{{Dst: loopback6, Action: Accept}}},
 	}}
+}
+
+// SandboxRules are the rules of every sandbox with a gateway. Without IPv6 in the
+// kernel nothing can be said, and need be said, about it.
+func SandboxRules(ipv6 bool) Ruleset {
+	r := OpenRules(DNSListener.Port(), RelayListener.Port())
+	if !ipv6 {
+		r.Chains = slices.DeleteFunc(r.Chains, func(c Chain) bool { return c.IPv6 })
+	}
+	return r
 }
 
 // Iptables renders the rules as iptables-save writes them, IPv4 before IPv6.

@@ -1,0 +1,109 @@
+// The runtime reads no processor limits of a container: this program is gone at once.
+//
+//go:debug containermaxprocs=0
+//go:debug updatemaxprocs=0
+
+// Command agentshim-netns makes the one way out of a sandbox's network namespace: it
+// opens the gateway's sockets there, puts the packet rules in and hands both to the
+// shim. Agentshim runs it as its child, below `podman unshare` or in a container that
+// shares the sandbox's network namespace.
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"runtime"
+	"strconv"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/agentshim/agentshim/netpolicy"
+)
+
+// arg is the hand-over's version.
+const arg = "netns/1"
+
+// A network namespace is a thread's: main stays on the one it starts on.
+func init() { runtime.LockOSThread() }
+
+func main() {
+	if len(os.Args) < 4 || len(os.Args) > 5 || os.Args[1] != arg {
+		fail(errors.New("agentshim starts this: " + arg + " SOCKET NETNS [PID]"))
+	}
+	if err := run(os.Args[2], os.Args[3], os.Args[4:]); err != nil {
+		fail(err)
+	}
+}
+
+func fail(err error) {
+	fmt.Fprintf(os.Stderr, "agentshim-netns: %v\n", err)
+	os.Exit(1)
+}
+
+// run hands over what was opened, or the error, which is returned too.
+func run(socket, netns string, pid []string) error {
+	conn, err := netpolicy.Dial(socket)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	sockets, report, failed := open(netns, pid)
+	defer sockets.Close()
+	return errors.Join(failed, netpolicy.Send(conn, sockets, report, failed))
+}
+
+func open(netns string, pid []string) (netpolicy.Sockets, netpolicy.Report, error) {
+	var err error
+	if len(pid) > 0 {
+		err = enter(netns, pid[0])
+	}
+	if err == nil {
+		err = checkThread(netns)
+	}
+	if err != nil {
+		return nil, netpolicy.Report{}, err
+	}
+	return netpolicy.Apply()
+}
+
+// enter moves this thread into the network namespace of a process, which must be the
+// one named and not the thread's own: the number of a process that ended is used again.
+func enter(netns, pid string) error {
+	if n, err := strconv.ParseUint(pid, 10, 31); err != nil || n == 0 {
+		return fmt.Errorf("process %q", pid)
+	}
+	own, err := netpolicy.ThreadNetns()
+	if err != nil {
+		return err
+	}
+	ns, err := os.Open("/proc/" + pid + "/ns/net")
+	if err != nil {
+		return err
+	}
+	defer ns.Close()
+	found, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", ns.Fd()))
+	switch {
+	case err != nil:
+		return err
+	case found != netns:
+		return fmt.Errorf("process %s is in %s, not in %s", pid, found, netns)
+	case found == own:
+		return fmt.Errorf("process %s is in this program's own %s", pid, own)
+	}
+	if err := unix.Setns(int(ns.Fd()), unix.CLONE_NEWNET); err != nil {
+		return fmt.Errorf("setns %s: %w", netns, err)
+	}
+	return nil
+}
+
+func checkThread(netns string) error {
+	got, err := netpolicy.ThreadNetns()
+	if err != nil {
+		return err
+	}
+	if got != netns {
+		return fmt.Errorf("this is %s, not %s", got, netns)
+	}
+	return nil
+}

@@ -1,0 +1,394 @@
+package netpolicy
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// maxHandover bounds the one message of a hand-over, in bytes.
+const maxHandover = 64 << 10
+
+// handoverVersion is the message's.
+const handoverVersion = 1
+
+// ErrHandover says that what came from the helper is not what it must hand over.
+var ErrHandover = errors.New("hand-over refused")
+
+// Report is what a helper did in a sandbox's network namespace, or why it didn't.
+type Report struct {
+	Version int `json:"version"`
+	// Rules are the packet rules as the kernel holds them, as iptables' text.
+	Rules string `json:"rules,omitempty"`
+	// Netns is the link of the network namespace: "net:[4026532281]".
+	Netns string `json:"netns,omitempty"`
+	// Error is why nothing is handed over; the other two are then empty.
+	Error string `json:"error,omitempty"`
+}
+
+// planned are the sockets of a hand-over, in their order.
+var planned = [...]struct {
+	kind, proto int
+	addr        netip.AddrPort
+}{
+	{unix.SOCK_DGRAM, unix.IPPROTO_UDP, DNSListener},
+	{unix.SOCK_STREAM, unix.IPPROTO_TCP, DNSListener},
+	{unix.SOCK_STREAM, unix.IPPROTO_TCP, RelayListener},
+}
+
+// backlog is how many connections wait for the gateway to take them.
+const backlog = 4096
+
+// Sockets are the descriptors of one sandbox's listeners on their way out.
+type Sockets []int
+
+// Close closes all of them.
+func (s Sockets) Close() {
+	for _, fd := range s {
+		unix.Close(fd)
+	}
+}
+
+// ThreadNetns is the link of the calling thread's network namespace. The caller has
+// locked its goroutine to the thread.
+func ThreadNetns() (string, error) { return os.Readlink("/proc/thread-self/ns/net") }
+
+// Apply makes the one way out of the calling thread's network namespace, which must be
+// a fresh one: listeners first, then the packet rules, read back, and the route last,
+// so that no packet ever leaves a socket without the rules. The caller has made sure
+// that the namespace is the sandbox's. What Apply did before an error stays, and leads
+// nowhere.
+func Apply() (Sockets, Report, error) {
+	if err := checkFresh(); err != nil {
+		return nil, Report{}, err
+	}
+	ipv6, err := hasIPv6()
+	if err != nil {
+		return nil, Report{}, err
+	}
+	if err := loopbackUp(); err != nil {
+		return nil, Report{}, err
+	}
+	sockets, err := listenAll()
+	if err != nil {
+		return nil, Report{}, err
+	}
+	report, err := apply(SandboxRules(ipv6))
+	if err != nil {
+		sockets.Close()
+		return nil, Report{}, err
+	}
+	return sockets, report, nil
+}
+
+func apply(rules Ruleset) (Report, error) {
+	if err := ApplyNftables(rules); err != nil {
+		return Report{}, err
+	}
+	if err := AddWay(); err != nil {
+		return Report{}, err
+	}
+	got, err := ReadNftables(rules)
+	if err != nil {
+		return Report{}, err
+	}
+	netns, err := ThreadNetns()
+	return Report{Version: handoverVersion, Rules: got.Iptables(), Netns: netns}, err
+}
+
+// hasIPv6: the file is missing only where the kernel has no IPv6.
+func hasIPv6() (bool, error) {
+	_, err := os.Stat("/proc/thread-self/net/if_inet6")
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	return err == nil, err
+}
+
+func listenAll() (Sockets, error) {
+	var out Sockets
+	for _, p := range planned {
+		fd, err := listenOn(p.kind, p.proto, p.addr)
+		if err != nil {
+			out.Close()
+			return nil, fmt.Errorf("listen on %s: %w", p.addr, err)
+		}
+		out = append(out, fd)
+	}
+	return out, nil
+}
+
+func listenOn(kind, proto int, addr netip.AddrPort) (int, error) {
+	fd, err := unix.Socket(unix.AF_INET, kind|unix.SOCK_CLOEXEC, proto)
+	if err != nil {
+		return 0, err
+	}
+	err = unix.Bind(fd, &unix.SockaddrInet4{Addr: addr.Addr().As4(), Port: int(addr.Port())})
+	if err == nil && kind == unix.SOCK_STREAM {
+		err = unix.Listen(fd, backlog)
+	}
+	if err != nil {
+		unix.Close(fd)
+		return 0, err
+	}
+	return fd, nil
+}
+
+// Listen makes the socket file of a hand-over, which everyone who reaches its folder
+// may connect to. It is the caller's to remove.
+func Listen(path string) (*net.UnixListener, error) {
+	addr, done, err := shortAddr(path)
+	if err != nil {
+		return nil, err
+	}
+	defer done()
+	l, err := net.ListenUnix("unixpacket", addr)
+	if err != nil {
+		return nil, err
+	}
+	l.SetUnlinkOnClose(false) // its name is gone with shortAddr's descriptor
+	if err := os.Chmod(path, 0o666); err != nil {
+		l.Close()
+		return nil, err
+	}
+	return l, nil
+}
+
+// Dial connects to the socket file of a hand-over.
+func Dial(path string) (*net.UnixConn, error) {
+	addr, done, err := shortAddr(path)
+	if err != nil {
+		return nil, err
+	}
+	defer done()
+	return net.DialUnix("unixpacket", nil, addr)
+}
+
+// shortAddr names a socket file through its folder's descriptor, until done is
+// called: a socket's address holds 107 bytes (unix(7)).
+func shortAddr(path string) (addr *net.UnixAddr, done func(), err error) {
+	dir, err := os.Open(filepath.Dir(path))
+	if err != nil {
+		return nil, nil, err
+	}
+	name := fmt.Sprintf("/proc/self/fd/%d/%s", dir.Fd(), filepath.Base(path))
+	return &net.UnixAddr{Net: "unixpacket", Name: name}, func() { dir.Close() }, nil
+}
+
+// Send hands over what Apply made, or its error, in one message.
+func Send(conn *net.UnixConn, sockets Sockets, report Report, failed error) error {
+	if failed != nil {
+		sockets, report = nil, Report{Version: handoverVersion, Error: failed.Error()}
+	}
+	b, err := json.Marshal(report)
+	if err != nil {
+		return err
+	}
+	var rights []byte
+	if len(sockets) > 0 {
+		rights = unix.UnixRights(sockets...)
+	}
+	if _, _, err := conn.WriteMsgUnix(b, rights, nil); err != nil {
+		return fmt.Errorf("hand-over: %w", err)
+	}
+	return nil
+}
+
+// Receive takes one connection and one message from it, and closes l. Every socket in
+// it is checked: that it is what was planned, and that it lies in the network
+// namespace of that cookie, which is not the caller's own. Anything else is
+// ErrHandover with nothing left open. A Report with an Error is returned with nothing
+// else and no error. The rules in the report are the helper's word: the caller
+// compares them.
+func Receive(l *net.UnixListener, cookie uint64, timeout time.Duration) (Listeners, Report, error) {
+	defer l.Close()
+	end := time.Now().Add(timeout)
+	if err := l.SetDeadline(end); err != nil {
+		return Listeners{}, Report{}, err
+	}
+	conn, err := l.AcceptUnix()
+	if err != nil {
+		return Listeners{}, Report{}, err
+	}
+	defer conn.Close()
+	if err := conn.SetDeadline(end); err != nil {
+		return Listeners{}, Report{}, err
+	}
+	files, report, err := receive(conn)
+	defer closeAll(files) // what is passed on are duplicates
+	if err != nil || report.Error != "" {
+		return Listeners{}, report, err
+	}
+	if err := checkSockets(files, cookie); err != nil {
+		return Listeners{}, Report{}, err
+	}
+	listeners, err := adopt(files)
+	return listeners, report, err
+}
+
+func closeAll(files []*os.File) {
+	for _, f := range files {
+		f.Close()
+	}
+}
+
+// receive takes one message. It returns every descriptor that came, also with an error.
+func receive(conn *net.UnixConn) ([]*os.File, Report, error) {
+	message := make([]byte, maxHandover)
+	rights := make([]byte, unix.CmsgSpace(4*len(planned)))
+	n, rn, flags, _, err := conn.ReadMsgUnix(message, rights) // close-on-exec
+	files, rerr := parseRights(rights[:rn])
+	if err := errors.Join(err, rerr); err != nil {
+		return files, Report{}, fmt.Errorf("hand-over: %w", err)
+	}
+	if flags&(unix.MSG_TRUNC|unix.MSG_CTRUNC) != 0 {
+		return files, Report{}, fmt.Errorf("%w: the message or its descriptors are too many", ErrHandover)
+	}
+	report, err := parseReport(message[:n])
+	if err != nil {
+		return files, Report{}, err
+	}
+	want := len(planned)
+	if report.Error != "" {
+		want = 0
+	}
+	if len(files) != want {
+		return files, Report{}, fmt.Errorf("%w: %d descriptors, not %d", ErrHandover, len(files), want)
+	}
+	return files, report, nil
+}
+
+func parseRights(b []byte) ([]*os.File, error) {
+	messages, err := unix.ParseSocketControlMessage(b)
+	if err != nil {
+		return nil, err
+	}
+	var out []*os.File
+	for _, m := range messages {
+		fds, err := unix.ParseUnixRights(&m)
+		if err != nil {
+			return out, err
+		}
+		for _, fd := range fds {
+			out = append(out, os.NewFile(uintptr(fd), "hand-over"))
+		}
+	}
+	return out, nil
+}
+
+// parseReport takes one report and nothing else.
+func parseReport(b []byte) (Report, error) {
+	d := json.NewDecoder(bytes.NewReader(b))
+	d.DisallowUnknownFields()
+	var r Report
+	if err := d.Decode(&r); err != nil {
+		return Report{}, fmt.Errorf("%w: %w", ErrHandover, err)
+	}
+	if _, err := d.Token(); !errors.Is(err, io.EOF) {
+		return Report{}, fmt.Errorf("%w: more than one value", ErrHandover)
+	}
+	done := r.Rules != "" && r.Netns != ""
+	failed := r.Rules == "" && r.Netns == "" && r.Error != ""
+	if r.Version != handoverVersion || done == failed || done && r.Error != "" {
+		return Report{}, fmt.Errorf("%w: neither a result nor an error of version %d", ErrHandover, handoverVersion)
+	}
+	return r, nil
+}
+
+func checkSockets(files []*os.File, cookie uint64) error {
+	own, err := NetCookie()
+	if err != nil {
+		return err
+	}
+	if cookie == 0 || cookie == own {
+		return fmt.Errorf("%w: the network namespace is this program's own", ErrHandover)
+	}
+	for i, f := range files {
+		if err := checkSocket(i, int(f.Fd()), cookie); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// checkSocket compares one socket with what was planned: socket(7).
+func checkSocket(i, fd int, cookie uint64) error {
+	want, listening := planned[i], 0
+	if want.kind == unix.SOCK_STREAM {
+		listening = 1
+	}
+	for _, opt := range []struct {
+		name      string
+		opt, want int
+	}{
+		{"family", unix.SO_DOMAIN, unix.AF_INET},
+		{"type", unix.SO_TYPE, want.kind},
+		{"protocol", unix.SO_PROTOCOL, want.proto},
+		{"listening", unix.SO_ACCEPTCONN, listening},
+	} {
+		got, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, opt.opt)
+		if err != nil {
+			return fmt.Errorf("%w: descriptor %d: %w", ErrHandover, i, err)
+		}
+		if got != opt.want {
+			return fmt.Errorf("%w: socket %d: %s %d, not %d", ErrHandover, i, opt.name, got, opt.want)
+		}
+	}
+	return checkPlace(i, fd, cookie)
+}
+
+func checkPlace(i, fd int, cookie uint64) error {
+	name, err := unix.Getsockname(fd)
+	if err != nil {
+		return fmt.Errorf("%w: socket %d: %w", ErrHandover, i, err)
+	}
+	in, ok := name.(*unix.SockaddrInet4)
+	if want := planned[i].addr; !ok || in.Addr != want.Addr().As4() || in.Port != int(want.Port()) {
+		return fmt.Errorf("%w: socket %d is not on %s", ErrHandover, i, want)
+	}
+	got, err := unix.GetsockoptUint64(fd, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
+	if err != nil {
+		return fmt.Errorf("%w: socket %d: %w", ErrHandover, i, err)
+	}
+	if got != cookie {
+		return fmt.Errorf("%w: socket %d is in network namespace %d, not %d", ErrHandover, i, got, cookie)
+	}
+	return nil
+}
+
+// NetCookie is the cookie of the calling thread's network namespace, which no other one
+// has until the next boot (Linux 5.14).
+func NetCookie() (uint64, error) {
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return 0, err
+	}
+	defer unix.Close(fd)
+	return unix.GetsockoptUint64(fd, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
+}
+
+// adopt makes listeners of duplicates of the files.
+func adopt(files []*os.File) (Listeners, error) {
+	dns, err1 := net.FilePacketConn(files[0])
+	dnsTCP, err2 := net.FileListener(files[1])
+	relay, err3 := net.FileListener(files[2])
+	if err := errors.Join(err1, err2, err3); err != nil {
+		for _, c := range []io.Closer{dns, dnsTCP, relay} {
+			if c != nil {
+				c.Close()
+			}
+		}
+		return Listeners{}, fmt.Errorf("hand-over: %w", err)
+	}
+	return Listeners{DNS: dns.(*net.UDPConn), DNSTCP: dnsTCP.(*net.TCPListener), Relay: relay.(*net.TCPListener)}, nil
+}
