@@ -260,7 +260,8 @@ func probeNetwork() wire.Probed {
 	return p
 }
 
-// attempt opens a socket, connects it and, for datagrams, sends one byte.
+// attempt opens a socket, connects it and sends one byte as a datagram, or waits for
+// what a connection's other end does: a gateway takes a connection to refuse it.
 func attempt(family, kind, protocol int, to unix.Sockaddr) string {
 	fd, err := unix.Socket(family, kind|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, protocol)
 	if err != nil {
@@ -272,10 +273,14 @@ func attempt(family, kind, protocol int, to unix.Sockaddr) string {
 	}
 	err = unix.Connect(fd, to)
 	if errors.Is(err, unix.EINPROGRESS) {
-		err = awaitConnect(fd)
+		err = await(fd, unix.POLLOUT)
 	}
-	if err == nil && kind == unix.SOCK_DGRAM {
+	switch {
+	case err != nil:
+	case kind == unix.SOCK_DGRAM:
 		_, err = unix.Write(fd, []byte{0})
+	default:
+		err = await(fd, unix.POLLIN)
 	}
 	if err == nil {
 		return "open"
@@ -283,8 +288,9 @@ func attempt(family, kind, protocol int, to unix.Sockaddr) string {
 	return errnoName(err)
 }
 
-func awaitConnect(fd int) error {
-	p := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLOUT}}
+// await waits for an event on a socket and returns the socket's error.
+func await(fd int, events int16) error {
+	p := []unix.PollFd{{Fd: int32(fd), Events: events}}
 	for deadline := time.Now().Add(probeTimeout); ; {
 		n, err := unix.Poll(p, int(time.Until(deadline).Milliseconds())+1)
 		if errors.Is(err, unix.EINTR) {

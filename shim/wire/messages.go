@@ -100,7 +100,8 @@ type Cgroup struct {
 }
 
 // Probed is the outcome of the live network probe: per attempt the errno's name,
-// or "open" when it succeeded, or "timeout".
+// or "open" when it succeeded, or "timeout". A TCP connection that was made counts by
+// its end: ECONNRESET when it was reset without a byte.
 type Probed struct {
 	UDP4  string `json:"udp4"`
 	UDP6  string `json:"udp6"`
