@@ -161,7 +161,7 @@ func render(t *testing.T, p Plan) map[string]string {
 		"argv": strings.Join(argv, "\n") + "\n", "config.json": string(oci), "plan.json": string(plan), "plan.txt": p.Text(),
 	}
 	if p.Egress.HasGateway() {
-		out["rules"] = p.EgressRules()
+		out["rules"] = p.RulesText()
 	}
 	return out
 }

@@ -2,6 +2,7 @@ package spec
 
 import (
 	"fmt"
+	"strings"
 
 	"github.com/agentshim/agentshim/netpolicy"
 )
@@ -13,19 +14,20 @@ func (c *compiler) egress() error {
 	if err == nil {
 		if policy.HasGateway() {
 			c.plan.EgressWay = way(c.host)
+			rules := netpolicy.SandboxRules(c.host.Machine.IPv6).Iptables()
+			c.plan.EgressRules = strings.Split(strings.TrimSuffix(rules, "\n"), "\n")
 		}
 		return nil
 	}
 	return refuse("policy", "write egress.allow entries as \"name.example.com\", \"*.example.com:8443\" or \"203.0.113.0/24:5432\"", "%v", err)
 }
 
-// EgressRules are the packet rules in the sandbox's network namespace, as iptables
-// writes them. Without a way out there are none.
-func (p Plan) EgressRules() string {
+// RulesText is EgressRules as one text, a comment where there are none.
+func (p Plan) RulesText() string {
 	if !p.Egress.HasGateway() {
 		return "# " + p.Egress.Mode + ": no interface but loopback and no route: nothing to filter\n"
 	}
-	return netpolicy.OpenRules(netpolicy.DNSListener.Port(), netpolicy.RelayListener.Port()).Iptables()
+	return strings.Join(p.EgressRules, "\n") + "\n"
 }
 
 // hostsFile gives the sandbox its own names.
@@ -59,6 +61,8 @@ func (c *compiler) egressNotes() {
 	}
 	for _, r := range p.Allow {
 		switch {
+		case r.Name == "" && r.Prefix.Addr().Is6():
+			c.widen("egress:"+r.String(), false, "names may lead to these addresses; the sandbox itself has no IPv6")
 		case r.Name == "":
 			c.widen("egress:"+r.String(), false, "addresses without names: no server name, TLS or Host check applies")
 		case r.Raw:
@@ -94,6 +98,8 @@ func (p Plan) egressText(line func(name, format string, args ...any)) {
 func ruleText(r netpolicy.Rule) string {
 	text := r.String()
 	switch {
+	case r.Name == "" && r.Prefix.Addr().Is6():
+		text += ", for names that lead there"
 	case r.Name == "":
 		text += ", whatever is said there"
 	case r.Port == 443 && !r.Raw:

@@ -66,6 +66,9 @@ type Plan struct {
 	Egress        netpolicy.Policy  `json:"egress"`
 	// EgressWay is how the packet rules get into the sandbox, empty where there are none.
 	EgressWay string `json:"egressWay,omitempty"`
+	// EgressRules are the packet rules of the sandbox's network namespace, as lines of
+	// iptables-save; none where the mode has no way out.
+	EgressRules []string `json:"egressRules,omitempty"`
 	// SeccompDigest identifies the system call policy.
 	SeccompDigest string `json:"seccompDigest"`
 	// Widenings are what the file opened; Gaps what this host can't enforce.

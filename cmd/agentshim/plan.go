@@ -23,7 +23,7 @@ func newPlan() *cobra.Command {
 		RunE: func(cmd *cobra.Command, words []string) error {
 			render, ok := planFormats[format]
 			if !ok {
-				return invalid("--format %q", "use text, json, oci or argv", format)
+				return invalid("--format %q", "use text, json, oci, argv or rules", format)
 			}
 			job, err := f.job()
 			if err != nil {
@@ -46,15 +46,16 @@ func newPlan() *cobra.Command {
 		},
 	}
 	f.register(cmd)
-	cmd.Flags().StringVar(&format, "format", "text", "text, json, oci (an OCI runtime config) or argv (the engine's, a JSON list)")
+	cmd.Flags().StringVar(&format, "format", "text", "text, json, oci (an OCI runtime config), argv (the engine's, a JSON list) or rules (iptables text)")
 	cmd.Flags().BoolVar(&command, "command", false, "the words behind -- are an argv that runs instead of the harness")
 	return cmd
 }
 
 var planFormats = map[string]func(spec.Plan, []string) ([]byte, error){
-	"text": func(p spec.Plan, _ []string) ([]byte, error) { return []byte(p.Text()), nil },
-	"json": func(p spec.Plan, _ []string) ([]byte, error) { return p.JSON() },
-	"oci":  func(p spec.Plan, _ []string) ([]byte, error) { return p.OCIJSON(spec.SymbolicPaths) },
+	"text":  func(p spec.Plan, _ []string) ([]byte, error) { return []byte(p.Text()), nil },
+	"json":  func(p spec.Plan, _ []string) ([]byte, error) { return p.JSON() },
+	"rules": func(p spec.Plan, _ []string) ([]byte, error) { return []byte(p.RulesText()), nil },
+	"oci":   func(p spec.Plan, _ []string) ([]byte, error) { return p.OCIJSON(spec.SymbolicPaths) },
 	"argv": func(_ spec.Plan, argv []string) ([]byte, error) {
 		b, err := json.MarshalIndent(argv, "", "  ")
 		return append(b, '\n'), err
