@@ -193,6 +193,8 @@ type call struct {
 	State string
 	// Timeout bounds it; zero is two minutes.
 	Timeout time.Duration
+	// Net is where it runs; nil is the host itself.
+	Net *world
 }
 
 // exec runs a harness file with words behind --.
@@ -240,6 +242,14 @@ func (s setup) command(t *testing.T, c call, path string, args ...string) (*exec
 	if c.State == "" {
 		c.State = s.private(t)
 	}
+	var as *syscall.Credential
+	if !s.root() {
+		as = credential(t, u)
+	}
+	if c.Net != nil {
+		path, args = c.Net.wrap(t, as, path, args)
+		as = nil
+	}
 	ctx, cancel := context.WithTimeout(context.Background(), c.Timeout)
 	cmd := exec.CommandContext(ctx, path, args...)
 	cmd.Dir = "/"
@@ -247,8 +257,8 @@ func (s setup) command(t *testing.T, c call, path string, args ...string) (*exec
 	cmd.Env = append([]string{
 		"PATH=" + os.Getenv("PATH"), "HOME=" + u.HomeDir, "USER=" + s.account, "XDG_STATE_HOME=" + c.State,
 	}, c.Env...)
-	if !s.root() {
-		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: credential(t, u)}
+	if as != nil {
+		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: as}
 	}
 	return cmd, cancel
 }
