@@ -93,10 +93,19 @@ func (b *bench) close() {
 }
 
 func (b *bench) writeSpec() error {
-	text := fmt.Sprintf(`{"version":1,"image":"agentshim/hello:test","pull":"never","engine":%q,"user":"24199:24199",
-		"harness":{"binary":"true"},"accept":["rootless-cgroup-limits"]}`, b.engine)
-	return os.WriteFile(filepath.Join(b.dir, "harness.json"), []byte(text), 0o644)
+	write := func(name, egress string) error {
+		text := fmt.Sprintf(`{"version":1,"image":"agentshim/hello:test","pull":"never","engine":%q,"user":"24199:24199",
+		"harness":{"binary":"true"},"accept":["rootless-cgroup-limits"],"egress":%s}`, b.engine, egress)
+		return os.WriteFile(filepath.Join(b.dir, name), []byte(text), 0o644)
+	}
+	return errors.Join(write(denyAll, `{}`), write(allowList, `{"mode":"allow-list","allow":["api.example.com"]}`))
 }
+
+// The harness files.
+const (
+	denyAll   = "harness.json"
+	allowList = "allow-list.json"
+)
 
 // command runs a program as the set-up's user.
 func (b *bench) command(argv ...string) *exec.Cmd {
@@ -123,9 +132,9 @@ func number(s string) uint32 {
 	return uint32(n)
 }
 
-func (b *bench) exec(words ...string) []string {
+func (b *bench) exec(file string, words ...string) []string {
 	return append([]string{
-		b.agentshim, "exec", "--quiet", "--spec", filepath.Join(b.dir, "harness.json"),
+		b.agentshim, "exec", "--quiet", "--spec", filepath.Join(b.dir, file),
 		"--result", filepath.Join(b.dir, "result.json"), "--command", "--",
 	}, words...)
 }
@@ -133,7 +142,7 @@ func (b *bench) exec(words ...string) []string {
 // capture starts a run that sleeps, reads both processes' peak memory, and keeps
 // the files of its run folder for the bare command.
 func (b *bench) capture() error {
-	cmd := b.command(b.exec("sleep", "60")...)
+	cmd := b.command(b.exec(denyAll, "sleep", "60")...)
 	cmd.Stderr = os.Stderr
 	if err := cmd.Start(); err != nil {
 		return err
@@ -161,7 +170,7 @@ func (b *bench) capture() error {
 
 // bareArgv is the plan's argv with true as the entrypoint.
 func (b *bench) bareArgv(runDir string) error {
-	out, err := b.command(b.agentshim, "plan", "--format", "argv", "--spec", filepath.Join(b.dir, "harness.json")).Output()
+	out, err := b.command(b.agentshim, "plan", "--format", "argv", "--spec", filepath.Join(b.dir, denyAll)).Output()
 	if err != nil {
 		return fmt.Errorf("plan: %w", err)
 	}
@@ -230,9 +239,9 @@ func (b *bench) run() error {
 	kinds := []struct {
 		name string
 		argv []string
-	}{{"bare, same flags", b.bare}, {"agentshim exec", b.exec("true")}, {"plain run", plain}}
+	}{{"bare, same flags", b.bare}, {"exec deny-all", b.exec(denyAll, "true")}, {"plain run", plain}, {"exec allow-list", b.exec(allowList, "true")}}
 	times := make([][]time.Duration, len(kinds))
-	phases := map[string][]time.Duration{}
+	phases := map[int]map[string][]time.Duration{1: {}, 3: {}}
 	for i := range *pairs + 1 {
 		for j := range kinds {
 			k := (i + j) % len(kinds)
@@ -244,8 +253,8 @@ func (b *bench) run() error {
 				continue // warm-up
 			}
 			times[k] = append(times[k], d)
-			if k == 1 {
-				b.addPhases(phases)
+			if p := phases[k]; p != nil {
+				b.addPhases(p)
 			}
 		}
 	}
@@ -253,9 +262,11 @@ func (b *bench) run() error {
 	for k, kind := range kinds {
 		fmt.Printf("  %-18s %s  ratio to bare %.2f\n", kind.name, spread(times[k]), float64(median(times[k]))/float64(median(times[0])))
 	}
-	fmt.Printf("  paired ratio exec/bare, median of pairs: %.2f\n", pairedRatio(times[1], times[0]))
-	for _, name := range []string{"probe", "inputs", "plan", "prepare", "start", "prove", "launch", "harness", "end"} {
-		fmt.Printf("  phase %-9s %s\n", name, spread(phases[name]))
+	fmt.Printf("  paired ratio exec deny-all/bare, median of pairs: %.2f\n", pairedRatio(times[1], times[0]))
+	fmt.Printf("  paired ratio exec allow-list/plain run, median of pairs: %.2f\n", pairedRatio(times[3], times[2]))
+	fmt.Printf("  phases, deny-all and allow-list\n")
+	for _, name := range []string{"probe", "inputs", "plan", "prepare", "start", "prove", "egress", "launch", "harness", "end"} {
+		fmt.Printf("    %-9s %s  %s\n", name, spread(phases[1][name]), spread(phases[3][name]))
 	}
 	fmt.Printf("  peak resident: shim %.1f MiB, init %.1f MiB\n", float64(b.shimRSS)/1024, float64(b.initRSS)/1024)
 	return b.parallel()
@@ -292,7 +303,7 @@ func (b *bench) parallel() error {
 		if err != nil {
 			return err
 		}
-		ours, err := b.together(n, b.exec("true"))
+		ours, err := b.together(n, b.exec(denyAll, "true"))
 		if err != nil {
 			return err
 		}
