@@ -218,7 +218,7 @@ func Receive(l *net.UnixListener, cookie uint64, timeout time.Duration) (Listene
 	}
 	conn, err := l.AcceptUnix()
 	if err != nil {
-		return Listeners{}, Report{}, err
+		return Listeners{}, Report{}, fmt.Errorf("%w: %w", ErrHandover, err)
 	}
 	defer conn.Close()
 	if err := conn.SetDeadline(end); err != nil {
@@ -249,7 +249,7 @@ func receive(conn *net.UnixConn) ([]*os.File, Report, error) {
 	n, rn, flags, _, err := conn.ReadMsgUnix(message, rights) // close-on-exec
 	files, rerr := parseRights(rights[:rn])
 	if err := errors.Join(err, rerr); err != nil {
-		return files, Report{}, fmt.Errorf("hand-over: %w", err)
+		return files, Report{}, fmt.Errorf("%w: %w", ErrHandover, err)
 	}
 	if flags&(unix.MSG_TRUNC|unix.MSG_CTRUNC) != 0 {
 		return files, Report{}, fmt.Errorf("%w: the message or its descriptors are too many", ErrHandover)
