@@ -31,9 +31,11 @@ type ProbeOptions struct {
 	// Runner starts the clients, nil is Exec.
 	Runner Runner
 
-	// root is put before each host path, uid replaces the caller's; for tests.
-	root string
-	uid  *int
+	// root is put before each host path, uid replaces the caller's, environ os.Environ,
+	// of which only names are used; for tests.
+	root    string
+	uid     *int
+	environ func() []string
 }
 
 // Adapter talks to the one engine that a probe settled on. It keeps no container
@@ -65,6 +67,9 @@ func (o ProbeOptions) withDefaults() ProbeOptions {
 	}
 	if o.Runner == nil {
 		o.Runner = Exec{}
+	}
+	if o.environ == nil {
+		o.environ = os.Environ
 	}
 	return o
 }
