@@ -1,0 +1,136 @@
+package netpolicy
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/netip"
+	"strconv"
+	"sync"
+	"syscall"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// attempts judges each address of one target right before it is dialled.
+type attempts struct {
+	table   decider
+	routing func(netip.Addr) (bool, error)
+	port    int
+
+	mu      sync.Mutex
+	allowed bool
+	// refused is the last refusal, and what it was for.
+	refused     Verdict
+	refusedAddr netip.Addr
+}
+
+var errRefusedAddress = errors.New("the policy refuses the address")
+
+// control is a net.Dialer's ControlContext: the socket it is called for connects to
+// this address and to no other.
+func (a *attempts) control(_ context.Context, _, address string, _ syscall.RawConn) error {
+	dst, err := netip.ParseAddrPort(address)
+	if err != nil || int(dst.Port()) != a.port {
+		return errRefusedAddress
+	}
+	local, err := a.routing(dst.Addr().Unmap())
+	if err != nil {
+		return err
+	}
+	v := a.table.Dial(dst.Addr(), a.port, local)
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if !v.Allowed {
+		a.refused, a.refusedAddr = v, dst.Addr()
+		return errRefusedAddress
+	}
+	a.allowed = true
+	return nil
+}
+
+// verdict says why nothing was reached, and which address was refused.
+func (a *attempts) verdict(t destination, err error) (netip.Addr, Verdict) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.refusedAddr.IsValid() && !a.allowed {
+		return a.refusedAddr, a.refused
+	}
+	return t.addr, failure(t, err)
+}
+
+// failure is the verdict on a permitted target that could not be reached.
+func failure(t destination, err error) Verdict {
+	v := Verdict{Rule: t.verdict.Rule, Reason: RefusedDial, Why: err.Error()}
+	var errno syscall.Errno
+	var dns *net.DNSError
+	switch {
+	case errors.As(err, &dns):
+		v.Reason, v.Why = RefusedResolve, dns.Err
+	case errors.As(err, &errno):
+		v.Why = errno.Error()
+	case errors.Is(err, context.Canceled):
+		v.Why = "it was given up"
+	}
+	return v
+}
+
+// dial connects to a permitted target: for a name, to one of the addresses that the
+// host's resolver gives for it now. Without a connection, the verdict says why.
+func (g *Gateway) dial(ctx context.Context, t destination) (*net.TCPConn, netip.Addr, Verdict) {
+	if g.dials.Wait(ctx) != nil {
+		return nil, t.addr, failure(t, context.Canceled)
+	}
+	if t.verdict.HostPort != 0 {
+		return g.dialHost(ctx, t)
+	}
+	host := t.name + "." // absolute: no search domain is tried
+	if t.name == "" {
+		host = t.addr.String()
+	}
+	a := &attempts{table: g.table, routing: g.routing, port: t.port}
+	d := net.Dialer{Timeout: g.limits.dialWait, Resolver: g.resolver, ControlContext: a.control}
+	c, err := d.DialContext(ctx, "tcp", net.JoinHostPort(host, strconv.Itoa(t.port)))
+	if err != nil {
+		addr, v := a.verdict(t, err)
+		return nil, addr, v
+	}
+	return dialled(c, t)
+}
+
+// dialHost connects to the one port of the host's loopback that a host service has.
+func (g *Gateway) dialHost(ctx context.Context, t destination) (*net.TCPConn, netip.Addr, Verdict) {
+	d := net.Dialer{Timeout: g.limits.dialWait}
+	var first error
+	for _, loopback := range []string{"127.0.0.1", "::1"} {
+		c, err := d.DialContext(ctx, "tcp", net.JoinHostPort(loopback, strconv.Itoa(t.verdict.HostPort)))
+		if err == nil {
+			return dialled(c, t)
+		}
+		if first == nil {
+			first = err
+		}
+	}
+	return nil, t.addr, failure(t, first)
+}
+
+func dialled(c net.Conn, t destination) (*net.TCPConn, netip.Addr, Verdict) {
+	tcp := c.(*net.TCPConn) // what a net.Dialer gives for "tcp"
+	return tcp, tcp.RemoteAddr().(*net.TCPAddr).AddrPort().Addr().Unmap(), t.verdict
+}
+
+// hostRouting asks the kernel where the host's packets to addr go. All but unicast
+// is the host's own: its addresses (public ones too), broadcast, multicast.
+func hostRouting(addr netip.Addr) (bool, error) {
+	routes, err := netlink.RouteGet(addr.AsSlice())
+	if err != nil {
+		return true, err
+	}
+	for _, r := range routes {
+		if r.Type != unix.RTN_UNICAST {
+			return true, nil
+		}
+	}
+	return len(routes) == 0, nil
+}

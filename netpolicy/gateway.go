@@ -1,0 +1,206 @@
+package netpolicy
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"golang.org/x/time/rate"
+)
+
+// decider is what the gateway asks of a policy. *Table is the one of a run.
+type decider interface {
+	Knows(name string) bool
+	Name(name string, port int) Verdict
+	Addr(addr netip.Addr, port int) Verdict
+	Dial(addr netip.Addr, port int, local bool) Verdict
+}
+
+// limits bound what a sandbox can make the gateway do: its work is done outside the
+// sandbox's own limits.
+type limits struct {
+	// conns are open connections, dnsConns those to the resolver.
+	conns, dnsConns int
+	// Events per second; what comes faster waits in the kernel.
+	connRate, dialRate, requestRate, questionRate rate.Limit
+	// burst is how many of them may come at once.
+	burst int
+	// helloBytes is how long a TLS hello may be, with its record headers; headerBytes
+	// the same for the head of an HTTP request.
+	helloBytes, headerBytes int
+	// The waits for a hello or a request's head, for the next request of a connection,
+	// for resolving and dialling, for the next question, and for a write that nobody
+	// takes before its connection is looked at.
+	headWait, idleWait, dialWait, questionWait, stallWait time.Duration
+}
+
+func defaultLimits() limits {
+	return limits{
+		conns: maxConns(), dnsConns: 64,
+		connRate: 500, dialRate: 200, requestRate: 1000, questionRate: 2000, burst: 1000,
+		helloBytes: 32 << 10, headerBytes: 64 << 10,
+		headWait: 15 * time.Second, idleWait: 3 * time.Minute, dialWait: 30 * time.Second,
+		questionWait: 10 * time.Second, stallWait: 10 * time.Second,
+	}
+}
+
+// maxConns keeps the descriptors of the rest of the program free. A connection has
+// two sockets and, while data moves both ways, two pipes.
+func maxConns() int {
+	const most, perConn, spare = 4096, 6, 256
+	var r unix.Rlimit
+	if unix.Getrlimit(unix.RLIMIT_NOFILE, &r) != nil {
+		return 64
+	}
+	return max(16, (int(min(r.Cur, spare+most*perConn))-spare)/perConn)
+}
+
+// closeWait is how long Close waits for what it ended.
+const closeWait = 5 * time.Second
+
+// Gateway is a sandbox's only way out: it answers the names and carries the
+// connections that a policy permits, and tells of each decision. It guarantees that
+// nothing is looked up or dialled that the policy does not permit, and that the
+// address it dials is the one that was judged. It does not look into TLS behind its
+// hello, and what goes to a permitted target is the target's.
+type Gateway struct {
+	table     decider
+	names     *Names
+	answers   Resolver
+	log       func(Event)
+	listeners Listeners
+	limits    limits
+	resolver  *net.Resolver
+	// original is where the sandbox meant to connect to. routing says whether the
+	// host's own routing calls an address local, an error where it has no route.
+	original func(*net.TCPConn) (netip.AddrPort, error)
+	routing  func(netip.Addr) (local bool, err error)
+	// tlsPort and httpPort are those whose content is judged.
+	tlsPort, httpPort int
+
+	open     atomic.Bool
+	accepted atomic.Int64
+	number   atomic.Uint64
+	slots    chan struct{}
+	pipes    *pipes
+	web      *web
+
+	conns, dials, requests, questions *rate.Limiter
+
+	ctx     context.Context
+	cancel  context.CancelFunc
+	mu      sync.Mutex
+	closed  bool
+	running sync.WaitGroup
+}
+
+// NewGateway serves the listeners, which are the gateway's from now on, by the table.
+// It is not open yet. log is told each decision, from many goroutines at once.
+func NewGateway(t *Table, l Listeners, log func(Event)) *Gateway {
+	g := newGateway(t, l, log)
+	g.start()
+	return g
+}
+
+func newGateway(t decider, l Listeners, log func(Event)) *Gateway {
+	g := &Gateway{
+		table: t, names: NewNames(), log: log, listeners: l, limits: defaultLimits(),
+		// Go's own resolver asks for the absolute name only, and gives up in time.
+		resolver: &net.Resolver{PreferGo: true},
+		original: originalDestination, routing: hostRouting,
+		tlsPort: 443, httpPort: 80,
+	}
+	g.answers = Resolver{Names: g.names, Permitted: t.Knows, Refused: g.refusedName}
+	return g
+}
+
+func (g *Gateway) start() {
+	g.ctx, g.cancel = context.WithCancel(context.Background())
+	g.slots = make(chan struct{}, g.limits.conns)
+	g.pipes = newPipes(g.limits.stallWait)
+	limiter := func(r rate.Limit) *rate.Limiter { return rate.NewLimiter(r, g.limits.burst) }
+	g.conns, g.dials = limiter(g.limits.connRate), limiter(g.limits.dialRate)
+	g.requests, g.questions = limiter(g.limits.requestRate), limiter(g.limits.questionRate)
+	g.web = newWeb(g)
+	g.spawn(g.relay)
+	g.spawn(g.answerUDP)
+	g.spawn(g.answerTCP)
+	g.spawn(func() { _ = g.web.server.Serve(g.web) })
+}
+
+// Open lets the policy decide. Before it, every connection is reset and every
+// question dropped; nothing is looked up or dialled.
+func (g *Gateway) Open() { g.open.Store(true) }
+
+// Accepted is how many connections the relay has reset because it was not open: one
+// that was made inside the sandbox shows that the redirect works.
+func (g *Gateway) Accepted() int64 { return g.accepted.Load() }
+
+// Close ends everything at once: listeners, connections, lookups. No byte moves
+// after it. An error says that something did not end in time.
+func (g *Gateway) Close() error {
+	g.mu.Lock()
+	g.closed = true
+	g.mu.Unlock()
+	g.cancel()
+	g.listeners.Close()
+	g.web.server.Close()
+	done := make(chan struct{})
+	go func() { g.running.Wait(); close(done) }()
+	select {
+	case <-done:
+		g.pipes.close()
+		return nil
+	case <-time.After(closeWait):
+		return fmt.Errorf("gateway: connections are open %s after its end", closeWait)
+	}
+}
+
+// enter reports whether there is still something to do; running.Done is due then.
+func (g *Gateway) enter() bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if !g.closed {
+		g.running.Add(1)
+	}
+	return !g.closed
+}
+
+// spawn runs f unless the gateway is closed.
+func (g *Gateway) spawn(f func()) bool {
+	if !g.enter() {
+		return false
+	}
+	go func() {
+		defer g.running.Done()
+		f()
+	}()
+	return true
+}
+
+// accept takes one connection, at the limiter's pace, nil at the gateway's end. An
+// error of one connection, or a lack of descriptors, is no reason to end.
+func (g *Gateway) accept(l *net.TCPListener, pace *rate.Limiter) *net.TCPConn {
+	for pace.Wait(g.ctx) == nil {
+		c, err := l.AcceptTCP()
+		if err == nil {
+			return c
+		}
+		if errors.Is(err, net.ErrClosed) {
+			return nil
+		}
+	}
+	return nil
+}
+
+// reset ends a connection with RST.
+func reset(c *net.TCPConn) {
+	_ = c.SetLinger(0)
+	c.Close()
+}

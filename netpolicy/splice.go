@@ -1,0 +1,209 @@
+package netpolicy
+
+import (
+	"errors"
+	"io"
+	"net"
+	"os"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// pipeSize is how much one pipe holds: the kernel's default.
+const pipeSize = 64 << 10
+
+// pipes moves bytes between sockets inside the kernel, through pipes that are taken
+// only while there is something to move: an idle connection has none.
+type pipes struct {
+	free chan *pipe
+	// stall is how long a write waits before the other end is looked at.
+	stall time.Duration
+}
+
+type pipe struct{ r, w int }
+
+func newPipes(stall time.Duration) *pipes { return &pipes{free: make(chan *pipe, 32), stall: stall} }
+
+// get gives an empty pipe.
+func (p *pipes) get() (*pipe, error) {
+	select {
+	case one := <-p.free:
+		return one, nil
+	default:
+	}
+	var fds [2]int
+	if err := unix.Pipe2(fds[:], unix.O_CLOEXEC|unix.O_NONBLOCK); err != nil {
+		return nil, os.NewSyscallError("pipe2", err)
+	}
+	return &pipe{fds[0], fds[1]}, nil
+}
+
+// put takes an empty pipe back.
+func (p *pipes) put(one *pipe) {
+	select {
+	case p.free <- one:
+	default:
+		one.close()
+	}
+}
+
+func (one *pipe) close() {
+	unix.Close(one.r)
+	unix.Close(one.w)
+}
+
+// close closes the free ones.
+func (p *pipes) close() {
+	for {
+		select {
+		case one := <-p.free:
+			one.close()
+		default:
+			return
+		}
+	}
+}
+
+// pair carries bytes between a and b until both directions have ended, and closes
+// both. A direction that ends leaves the other one open; an
+// error of any kind resets both. It gives the bytes of each direction.
+func (p *pipes) pair(a, b *net.TCPConn) (ab, ba int64) {
+	var ended atomic.Int32
+	one := func(dst, src *net.TCPConn, n *int64) {
+		err := p.copy(dst, src, n)
+		if err == nil {
+			err = dst.CloseWrite()
+		}
+		if err == nil && ended.Add(1) == 2 {
+			a.Close()
+			b.Close()
+			return
+		}
+		// A reset of src must end the other direction too, which may not touch it.
+		if err == nil {
+			err = waitBroken(src)
+		}
+		if ended.Load() != 2 && err != nil {
+			reset(a)
+			reset(b)
+		}
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		one(a, b, &ba)
+	}()
+	one(b, a, &ab)
+	<-done
+	return ab, ba
+}
+
+// copy moves bytes from src to dst until src ends.
+func (p *pipes) copy(dst, src *net.TCPConn, moved *int64) error {
+	from, err := src.SyscallConn()
+	if err != nil {
+		return err
+	}
+	to, err := dst.SyscallConn()
+	if err != nil {
+		return err
+	}
+	for {
+		one, n, err := p.fill(from)
+		if err != nil || n == 0 {
+			return err
+		}
+		if err := p.drain(dst, to, from, one, n); err != nil {
+			one.close()
+			return err
+		}
+		p.put(one)
+		*moved += int64(n)
+	}
+}
+
+// fill waits for bytes and gives them in a pipe; none at the end.
+func (p *pipes) fill(from syscall.RawConn) (one *pipe, n int, err error) {
+	waited := from.Read(func(fd uintptr) bool {
+		if one, err = p.get(); err != nil {
+			return true
+		}
+		if n, err = splice(int(fd), one.w, pipeSize); n > 0 {
+			return true
+		}
+		p.put(one)
+		return !errors.Is(err, unix.EAGAIN)
+	})
+	return one, n, errors.Join(waited, err)
+}
+
+// drain empties the pipe. While dst takes nothing, it sees whether src is broken.
+func (p *pipes) drain(dst *net.TCPConn, to, from syscall.RawConn, one *pipe, left int) error {
+	stalled := false
+	for {
+		var err error
+		waited := to.Write(func(fd uintptr) bool {
+			for left > 0 && err == nil {
+				var n int
+				if n, err = splice(one.r, int(fd), left); n == 0 && err == nil {
+					err = io.ErrNoProgress
+				}
+				left -= n
+			}
+			if !errors.Is(err, unix.EAGAIN) {
+				return true
+			}
+			stalled, err = true, nil
+			_ = dst.SetWriteDeadline(time.Now().Add(p.stall))
+			return false
+		})
+		if errors.Is(waited, os.ErrDeadlineExceeded) && !broken(from) {
+			_ = dst.SetWriteDeadline(time.Time{})
+			continue
+		}
+		if stalled {
+			_ = dst.SetWriteDeadline(time.Time{})
+		}
+		return errors.Join(waited, err)
+	}
+}
+
+// splice moves what there is without waiting. Both ends are non-blocking.
+func splice(from, to, most int) (int, error) {
+	for {
+		n, err := unix.Splice(from, nil, to, nil, most, unix.SPLICE_F_MOVE|unix.SPLICE_F_NONBLOCK)
+		if !errors.Is(err, unix.EINTR) {
+			return int(max(n, 0)), err
+		}
+	}
+}
+
+var errBroken = errors.New("connection reset")
+
+// waitBroken waits until the connection, whose peer sends nothing more, is reset or
+// closed.
+func waitBroken(c *net.TCPConn) error {
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return err
+	}
+	err = raw.Read(func(fd uintptr) bool { return socketError(fd) })
+	if err == nil {
+		err = errBroken
+	}
+	return err
+}
+
+func broken(raw syscall.RawConn) bool {
+	bad := false
+	err := raw.Control(func(fd uintptr) { bad = socketError(fd) })
+	return err != nil || bad
+}
+
+func socketError(fd uintptr) bool {
+	n, err := unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_ERROR)
+	return err != nil || n != 0
+}
