@@ -39,8 +39,10 @@ type Record struct {
 	Gaps      []spec.Note   `json:"gaps,omitempty"`
 	// Attestation is what init saw, and what was weaker than planned.
 	Attestation *Attestation `json:"attestation,omitempty"`
-	Phases      []Phase      `json:"phases,omitempty"`
-	Harness     *wire.Exit   `json:"harness,omitempty"`
+	// Egress is what the run could reach, once that is decided.
+	Egress  *EgressRecord `json:"egress,omitempty"`
+	Phases  []Phase       `json:"phases,omitempty"`
+	Harness *wire.Exit    `json:"harness,omitempty"`
 	// Cause says what ended the harness; Signal is the first signal to end that was
 	// passed on to it, e.g. SIGTERM.
 	Cause  Cause  `json:"cause,omitempty"`

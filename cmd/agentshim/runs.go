@@ -84,7 +84,7 @@ func newPrune() *cobra.Command {
 		Use: "prune", Short: "Remove what lost runs left behind", Args: cobra.NoArgs,
 		Long: "Remove the containers and files of your runs whose agentshim is gone. A container goes\n" +
 			"only if it carries the run's label, the run has a record of yours, and its entrypoint is\n" +
-			"agentshim's. Records stay.",
+			"agentshim's. Records and egress logs stay.",
 		Example: "  agentshim prune --dry-run\n  agentshim prune",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			store, err := shim.OpenStore(nil)
