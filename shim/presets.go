@@ -7,7 +7,6 @@ import (
 	"maps"
 	"net/netip"
 	"net/url"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -289,19 +288,3 @@ func (r *presetReader) host(host, port, from string) {
 
 // place is a line of a file.
 func place(file string, line int) string { return fmt.Sprintf("%s:%d", file, line) }
-
-// list gives the folder's files that end in one of the suffixes, as paths, sorted.
-func (r *presetReader) list(dir string, suffixes ...string) []string {
-	r.looked = append(r.looked, dir)
-	entries, err := os.ReadDir(r.o.path(dir))
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		r.fail(dir, "it can't be read as a folder", "")
-	}
-	var files []string
-	for _, e := range entries {
-		if slices.Contains(suffixes, filepath.Ext(e.Name())) {
-			files = append(files, filepath.Join(dir, e.Name()))
-		}
-	}
-	return files
-}

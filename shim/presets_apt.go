@@ -1,6 +1,9 @@
 package shim
 
 import (
+	"errors"
+	"io/fs"
+	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -8,16 +11,14 @@ import (
 )
 
 // aptFile matches the names of files that apt reads (sources.list(5)).
-var aptFile = regexp.MustCompile(`^[A-Za-z0-9_.-]+$`)
+var aptFile = regexp.MustCompile(`^[A-Za-z0-9_.-]+\.(list|sources)$`)
+
+// aptFolder holds further sources.
+const aptFolder = "/etc/apt/sources.list.d"
 
 // readApt reads the machine's own sources, which need not be those of the image.
 func readApt(r *presetReader) {
-	files := []string{"/etc/apt/sources.list"}
-	for _, file := range r.list("/etc/apt/sources.list.d", ".list", ".sources") {
-		if aptFile.MatchString(filepath.Base(file)) {
-			files = append(files, file)
-		}
-	}
+	files := append([]string{"/etc/apt/sources.list"}, r.aptFolder()...)
 	for _, file := range files {
 		b, ok := r.file(file)
 		switch {
@@ -28,6 +29,22 @@ func readApt(r *presetReader) {
 			r.aptLines(b, file)
 		}
 	}
+}
+
+// aptFolder gives the folder's files that apt reads, sorted.
+func (r *presetReader) aptFolder() []string {
+	r.looked = append(r.looked, aptFolder)
+	entries, err := os.ReadDir(r.o.path(aptFolder))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		r.fail(aptFolder, "it can't be read as a folder", "")
+	}
+	var files []string
+	for _, e := range entries {
+		if aptFile.MatchString(e.Name()) {
+			files = append(files, filepath.Join(aptFolder, e.Name()))
+		}
+	}
+	return files
 }
 
 // aptLines reads the one-line format: deb [OPTIONS] URI SUITE …
