@@ -26,11 +26,13 @@ run:
 	$(MAKE) --no-print-directory build
 	bin/agentshim exec --spec examples/hello/harness.json
 
-# The embedded helper is replaced only when its bytes differ, so that what embeds it stays cached.
+# An embedded helper is replaced only when its bytes differ, so that what embeds it stays cached.
 build:
 	@mkdir -p bin .cache $(EMBEDDED)
-	CGO_ENABLED=0 $(GOBUILD) -ldflags '$(STRIP)' -o .cache/agentshim-init ./cmd/agentshim-init
-	@cmp -s .cache/agentshim-init $(EMBEDDED)/agentshim-init || cp .cache/agentshim-init $(EMBEDDED)/agentshim-init
+	CGO_ENABLED=0 $(GOBUILD) -ldflags '$(STRIP)' -o .cache/ ./cmd/agentshim-init ./cmd/agentshim-netns
+	@for helper in agentshim-init agentshim-netns; do \
+		cmp -s .cache/$$helper $(EMBEDDED)/$$helper || cp .cache/$$helper $(EMBEDDED)/$$helper; \
+	done
 	@if $(HAVE_LIBSECCOMP); then \
 		echo 'build: bin/agentshim $(VERSION) with libseccomp'; \
 		CGO_ENABLED=1 $(GOBUILD) -tags libseccomp,osusergo,netgo \

@@ -20,8 +20,12 @@ type Listeners struct {
 	Relay  *net.TCPListener
 }
 
-// Close closes all of them. The sandbox's traffic stops: nothing answers it.
+// Close closes all of them. The sandbox's traffic stops: nothing answers it. The zero
+// Listeners have nothing to close.
 func (l Listeners) Close() {
+	if l == (Listeners{}) {
+		return
+	}
 	l.DNS.Close()
 	l.DNSTCP.Close()
 	l.Relay.Close()

@@ -19,6 +19,7 @@ type dockerContainer struct {
 	Image      string
 	Path       string
 	Args       []string
+	State      struct{ Pid int }
 	Mounts     []dockerMount
 	HostConfig dockerHostConfig
 }

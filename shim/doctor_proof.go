@@ -163,7 +163,7 @@ func importImage(ctx context.Context, a Adapter) (string, error) {
 func initLayer() ([]byte, error) {
 	content, err := fs.ReadFile(embedded, "embedded/agentshim-init")
 	if err != nil {
-		return nil, noInit()
+		return nil, notEmbedded("agentshim-init")
 	}
 	var b bytes.Buffer
 	w := tar.NewWriter(&b)

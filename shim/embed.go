@@ -8,7 +8,7 @@ import (
 	"path/filepath"
 )
 
-// make build puts agentshim-init here.
+// make build puts agentshim-init and agentshim-netns here.
 //
 //go:embed embedded
 var embedded embed.FS
@@ -18,32 +18,37 @@ var embedded embed.FS
 // PR_SET_DUMPABLE). Its owner can't read it either, and so can't check a copy
 // kept from an earlier run: every run has its own.
 func unpackInit(dir string) (string, error) {
-	src, err := embedded.Open("embedded/agentshim-init")
+	p := filepath.Join(dir, "agentshim-init")
+	return p, unpack("agentshim-init", p, 0o111)
+}
+
+// unpack writes an embedded program to path.
+func unpack(name, path string, mode os.FileMode) error {
+	src, err := embedded.Open("embedded/" + name)
 	if err != nil {
-		return "", noInit()
+		return notEmbedded(name)
 	}
 	defer src.Close()
-	p := filepath.Join(dir, "agentshim-init")
-	f, err := os.OpenFile(p, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o200)
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o200)
 	if err != nil {
-		return "", fmt.Errorf("init: %w", err)
+		return fmt.Errorf("%s: %w", name, err)
 	}
 	_, err = io.Copy(f, src)
 	if err == nil {
-		err = f.Chmod(0o111)
+		err = f.Chmod(mode)
 	}
 	if cerr := f.Close(); err == nil {
 		err = cerr
 	}
 	if err != nil {
-		return "", fmt.Errorf("init: %w", err)
+		return fmt.Errorf("%s: %w", name, err)
 	}
-	return p, nil
+	return nil
 }
 
-func noInit() error {
+func notEmbedded(name string) error {
 	return &Error{
-		Reason: ReasonInitMissing, Msg: "this agentshim was built without agentshim-init",
+		Reason: ReasonInitMissing, Msg: "this agentshim was built without " + name,
 		Hint: "build agentshim with make build",
 	}
 }

@@ -145,7 +145,7 @@ type Leftover struct {
 }
 
 // Prune removes what lost runs of the caller left: containers that carry the run's
-// label, have a record of the caller's and agentshim-init as their entrypoint, and
+// label, have a record of the caller's and a program of agentshim's as entrypoint, and
 // files in the runtime folder. With dryRun it only says what it would remove.
 // Nothing else is touched: not a running run, not another user's.
 func (s Store) Prune(ctx context.Context, dryRun bool) ([]Leftover, error) {
@@ -312,12 +312,12 @@ func removeByLabel(ctx context.Context, a Adapter, id string, dryRun bool) ([]Le
 	var left []Leftover
 	for _, container := range strings.Fields(string(out.Stdout)) {
 		l := Leftover{Run: id, Engine: a.Engine().Kind, Container: container}
-		ours, err := entrypointIsInit(ctx, a, container)
+		ours, err := entrypointIsOurs(ctx, a, container)
 		switch {
 		case err != nil:
 			return left, err
 		case !ours:
-			l.Kept = "its entrypoint is not agentshim-init"
+			l.Kept = "its entrypoint is not agentshim's"
 		case !dryRun:
 			err = removeContainer(ctx, a, container)
 		}
@@ -329,12 +329,15 @@ func removeByLabel(ctx context.Context, a Adapter, id string, dryRun bool) ([]Le
 	return left, nil
 }
 
-func entrypointIsInit(ctx context.Context, a Adapter, container string) (bool, error) {
+// entrypointIsOurs reports whether the container runs init, or the helper that makes
+// a sandbox's way out.
+func entrypointIsOurs(ctx context.Context, a Adapter, container string) (bool, error) {
 	out, err := a.Runner().Run(ctx, a.Command("inspect", "--type", "container", "--format", "{{.Path}} {{json .Args}}", container))
 	if err != nil {
 		return false, &Error{Reason: ReasonEngineFailed, Err: err}
 	}
-	return strings.TrimSpace(string(out.Stdout)) == spec.InitPath+` ["`+spec.InitArg+`"]`, nil
+	argv := strings.TrimSpace(string(out.Stdout))
+	return argv == spec.InitPath+` ["`+spec.InitArg+`"]` || strings.HasPrefix(argv, spec.HelperPath+` ["`+spec.HelperArg+`",`), nil
 }
 
 // removeContainer has the engine remove a container and its volumes. One that is

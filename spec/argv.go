@@ -18,6 +18,9 @@ func (p Plan) Argv(run RunPaths) ([]string, error) {
 	a.add("run", "--rm", "--interactive", "--sig-proxy=false", "--init=false", "--pull=never",
 		"--log-driver=none", "--no-healthcheck", "--stop-signal=SIGKILL")
 	a.flag("cidfile", path.Join(run.Dir, "cid"))
+	if a.podman && p.Egress.HasGateway() {
+		a.flag("pidfile", run.PIDFile())
+	}
 	a.flag("name", "agentshim-"+run.ID)
 	a.labels()
 	a.isolation()

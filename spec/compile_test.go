@@ -163,6 +163,13 @@ func render(t *testing.T, p Plan) map[string]string {
 	if p.Egress.HasGateway() {
 		out["rules"] = p.RulesText()
 	}
+	if p.Egress.HasGateway() && p.Engine.Kind == Docker {
+		helper, err := p.HelperArgv(SymbolicPaths, "CONTAINER_ID", "net:[4026532281]")
+		if err != nil {
+			t.Fatal(err)
+		}
+		out["helper"] = strings.Join(helper, "\n") + "\n"
+	}
 	return out
 }
 

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -49,6 +50,7 @@ func inspect() wire.Hello {
 	l.Cgroup = cgroupLimits()
 	l.devNodes()
 	l.network()
+	l.netCookie()
 	l.processes()
 	l.identity()
 	l.kernelPaths()
@@ -300,6 +302,18 @@ func (l *look) network() {
 		if f := strings.Fields(line); len(f) > 0 && f[len(f)-1] != "lo" {
 			l.Routes++
 		}
+	}
+}
+
+// netCookie asks a socket for its network namespace: every socket has one.
+func (l *look) netCookie() {
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err == nil {
+		defer unix.Close(fd)
+		l.NetCookie, err = unix.GetsockoptUint64(fd, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
+	}
+	if !errors.Is(err, unix.ENOPROTOOPT) {
+		l.fail("network cookie", err)
 	}
 }
 

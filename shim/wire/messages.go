@@ -45,6 +45,9 @@ type Hello struct {
 	// IPv6 routes that are not of loopback.
 	Interfaces []string `json:"interfaces"`
 	Routes     int      `json:"routes"`
+	// NetCookie is the network namespace's SO_NETNS_COOKIE: a number that no other one
+	// has until the next boot. It is 0 where the kernel has none (before Linux 5.14).
+	NetCookie uint64 `json:"netCookie"`
 	// Processes are the pids visible in /proc.
 	Processes []int `json:"processes"`
 	// LSM is /proc/self/attr/current, empty without a security module.
