@@ -120,6 +120,16 @@ func dialled(c net.Conn, t destination) (*net.TCPConn, netip.Addr, Verdict) {
 	return tcp, tcp.RemoteAddr().(*net.TCPAddr).AddrPort().Addr().Unmap(), t.verdict
 }
 
+// IsLocal reports whether the host's own routing calls the address local, or has no
+// way to it.
+func IsLocal(addr netip.Addr) bool {
+	if !addr.IsValid() {
+		return false
+	}
+	local, err := hostRouting(addr)
+	return local || err != nil
+}
+
 // hostRouting asks the kernel where the host's packets to addr go. All but unicast
 // is the host's own: its addresses (public ones too), broadcast, multicast.
 func hostRouting(addr netip.Addr) (bool, error) {

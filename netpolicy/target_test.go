@@ -14,7 +14,7 @@ func TestTarget(t *testing.T) {
 		"API.example.com.:443": "allow api.example.com:443",
 		"api.example.com:80":   "unlisted api.example.com:80",
 		"93.184.216.34":        "allow 0.0.0.0/0 raw ech",
-		"10.1.1.1:5432":        "allow 0.0.0.0/0 raw ech",
+		"10.1.1.1:5432":        "allow 10.0.0.0/8:5432 raw ech",
 		"10.1.1.1":             "address 10.1.1.1/32:443",
 		"[2606:2800::1]:443":   "unlisted ",
 		"2606:2800::1":         "unlisted ",

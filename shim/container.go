@@ -45,6 +45,8 @@ type container struct {
 	result ExitStatus
 	// greeted is set once init said hello.
 	greeted bool
+	// egress is the way out, nil without one.
+	egress *egress
 }
 
 // startContainer starts the engine's client.
@@ -80,12 +82,13 @@ func startContainer(ctx context.Context, p *prepared, paths spec.RunPaths) (*con
 // drive takes the container from hello to the harness's end.
 func (c *container) drive(ctx context.Context, rec *Record) error {
 	defer context.AfterFunc(ctx, c.lifeline)()
-	if err := c.prove(rec); err != nil {
+	if err := c.prove(ctx, rec); err != nil {
 		return err
 	}
 	if c.p.job.Proven != nil {
 		c.p.job.Proven(c.p.plan, *rec.Attestation)
 	}
+	c.egress.let()
 	if err := c.launch(); err != nil {
 		return err
 	}
@@ -108,7 +111,7 @@ func (c *container) drive(ctx context.Context, rec *Record) error {
 
 // prove compares what init sees with the plan. Nothing is launched before it
 // returns nil.
-func (c *container) prove(rec *Record) error {
+func (c *container) prove(ctx context.Context, rec *Record) error {
 	var hello wire.Hello
 	if err := c.expect(startTimeout, wire.KindHello, &hello); err != nil {
 		return err
@@ -126,13 +129,17 @@ func (c *container) prove(rec *Record) error {
 	if len(at.Differences) == 0 {
 		at.Bundle, at.Differences = c.compareBundle(rec.Container)
 	}
+	c.p.phases.done("prove")
 	if len(at.Differences) == 0 {
+		if err := c.openEgress(ctx, hello, rec); err != nil {
+			return err
+		}
 		at.Differences, err = c.probeNetwork(at)
 		if err != nil {
 			return err
 		}
+		c.p.phases.done("egress")
 	}
-	c.p.phases.done("prove")
 	return notProven(at.Differences)
 }
 
@@ -144,7 +151,11 @@ func (c *container) probeNetwork(at *Attestation) ([]Difference, error) {
 	if err := c.expect(answerTimeout, wire.KindProbed, at.Probe); err != nil {
 		return nil, err
 	}
-	return compareProbe(c.p.plan.Egress, *at.Probe), nil
+	diffs := compareProbe(c.p.plan.Egress, *at.Probe)
+	if !c.egress.redirected() {
+		diffs = append(diffs, Difference{Field: "network probe TCP IPv4", Want: "at the gateway", Got: at.Probe.TCP4})
+	}
+	return diffs, nil
 }
 
 func notProven(diffs []Difference) error {

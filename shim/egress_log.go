@@ -19,6 +19,9 @@ type EgressRecord struct {
 	// Log is the head of the egress log, absent while the run lasts and where there is
 	// no log. It holds the numbers of what was allowed, refused and only counted.
 	Log *netpolicy.Head `json:"log,omitempty"`
+	// Refusals say in words what was refused, most frequent first, and which allow
+	// entry would permit it. All is printable ASCII.
+	Refusals []string `json:"refusals,omitempty"`
 }
 
 // ErrNoEgressLog is returned for a run that has no egress log, or none yet.

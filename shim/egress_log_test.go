@@ -101,7 +101,7 @@ func TestPruneKeepsLog(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer f.Close()
-	if _, err := netpolicy.VerifyLog(f, id, ""); !errors.Is(err, netpolicy.ErrLogOpen) {
+	if _, err := netpolicy.VerifyLog(f, id); !errors.Is(err, netpolicy.ErrLogOpen) {
 		t.Error(err)
 	}
 }

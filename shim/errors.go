@@ -47,6 +47,7 @@ const (
 	ReasonInitMissing       Reason = "init-missing"
 	ReasonInitLost          Reason = "init-lost"
 	ReasonEngineLost        Reason = "engine-lost"
+	ReasonEgressLost        Reason = "egress-lost"
 	ReasonOutputClosed      Reason = "output-closed"
 	ReasonTimeout           Reason = "timeout"
 	ReasonInterrupted       Reason = "interrupted"
@@ -92,6 +93,7 @@ func Reasons() []ReasonInfo {
 		{ReasonInitMissing, false, "The program that runs inside the container is missing or altered."},
 		{ReasonInitLost, true, "The container ended without saying how the harness ended."},
 		{ReasonEngineLost, true, "The engine or its client went away during the run."},
+		{ReasonEgressLost, true, "The egress gateway or its log could not go on during the run."},
 		{ReasonOutputClosed, false, "Standard output can't be written. Exit code 141 when its reader went away."},
 		{ReasonTimeout, false, "The harness ran longer than its timeout. Exit code 124."},
 		{ReasonInterrupted, true, "A signal ended agentshim before the harness started. Exit code 128 and the signal's number."},

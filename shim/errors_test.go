@@ -27,7 +27,7 @@ func TestReasonsAreDocumentedOnce(t *testing.T) {
 	}
 	for _, r := range []Reason{
 		ReasonSpecInvalid, ReasonEngineMissing, ReasonEngineDenied, ReasonEngineDown, ReasonEngineContext, ReasonEngineRemote,
-		ReasonEngineMismatch, ReasonEngineUnsupported, ReasonEngineFailed, ReasonImageMissing, ReasonImagePlatform, ReasonImageUser, ReasonIdentity, ReasonOutputClosed,
+		ReasonEngineMismatch, ReasonEngineUnsupported, ReasonEngineFailed, ReasonImageMissing, ReasonImagePlatform, ReasonImageUser, ReasonIdentity, ReasonOutputClosed, ReasonEgressLost,
 		ReasonPullFailed, ReasonHarnessMissing, ReasonGap, ReasonWidening, ReasonPosture, ReasonEgressSetup, ReasonMount, ReasonPolicy,
 		ReasonEnvMissing, ReasonPrompt, ReasonState, ReasonInitMissing, ReasonInitLost, ReasonEngineLost, ReasonTimeout, ReasonInterrupted, ReasonInternal,
 	} {

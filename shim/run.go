@@ -137,6 +137,9 @@ func (p *prepared) decide(ctx context.Context, withValues bool) error {
 	if err != nil {
 		return err
 	}
+	if err := p.probePresets(); err != nil {
+		return err
+	}
 	ph.done("inputs")
 	p.plan, err = spec.Compile(p.job.Harness, p.host, spec.Options{
 		Command: p.job.Command, EnvFiles: names, Terminal: p.job.terminalEnv(),
@@ -327,6 +330,7 @@ func (r *Record) describe(p *prepared) {
 	r.Widenings, r.Gaps = p.plan.Widenings, p.plan.Gaps
 	// A plan that compiled marshals.
 	r.PlanDigest, _ = p.plan.Digest()
+	r.Egress = &EgressRecord{Mode: p.plan.Egress.Mode}
 }
 
 // execute makes the run's folder, runs the container and removes both.
@@ -349,6 +353,7 @@ func (p *prepared) execute(ctx context.Context, rec *Record) (err error) {
 		return err
 	}
 	err = c.drive(ctx, rec)
+	err = egressFailed(err, c.egress.close(rec))
 	left := c.end(err)
 	if left != nil {
 		killContainer(readContainerID(filepath.Join(paths.Dir, "cid")))

@@ -35,7 +35,7 @@ func (c *container) openWay(ctx context.Context, cookie uint64, netns string) (n
 		}
 	}
 	listeners, report, err := c.handOver(ctx, cookie, netns)
-	want := netpolicy.SandboxRules(c.p.host.Machine.IPv6).Iptables()
+	want := c.p.plan.RulesText()
 	switch {
 	case err == nil && report.Error != "":
 		err = errors.New(printable(report.Error))
@@ -118,8 +118,6 @@ func (c *container) id() string { return readContainerID(filepath.Join(c.paths.D
 // network namespace.
 func (c *container) hostPID(ctx context.Context) (string, error) {
 	if d, ok := c.p.adapter.(*docker); ok {
-		ctx, cancel := context.WithTimeout(ctx, answerTimeout)
-		defer cancel()
 		var got dockerContainer
 		err := d.api.get(ctx, "/containers/"+c.id()+"/json", &got)
 		return strconv.Itoa(got.State.Pid), err

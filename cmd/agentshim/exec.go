@@ -90,7 +90,7 @@ func (f *execFlags) run(cmd *cobra.Command, words []string) error {
 		}
 	}
 	rec, err := runSignalled(cmd.Context(), job)
-	if err == nil && !f.quiet {
+	if !f.quiet {
 		printEnd(os.Stderr, rec)
 	}
 	if f.result != "" {
@@ -130,6 +130,11 @@ func runSignalled(ctx context.Context, job shim.Job) (shim.Record, error) {
 
 // printEnd says what the harness's exit code does not.
 func printEnd(w io.Writer, rec shim.Record) {
+	if rec.Egress != nil {
+		for _, line := range rec.Egress.Refusals {
+			fmt.Fprintf(w, "agentshim: egress: %s\n", line)
+		}
+	}
 	if rec.Harness != nil && rec.Harness.OOMKills > 0 {
 		fmt.Fprintf(w, "agentshim: the kernel killed %d process(es) of the container for lack of memory (resources.memoryMb)\n", rec.Harness.OOMKills)
 	}
@@ -157,7 +162,8 @@ func printProven(w io.Writer, p spec.Plan, a shim.Attestation) {
 	}
 	fmt.Fprintf(w, "agentshim: proven: uid %d, gid %d, %s, no new privileges, seccomp filter in force, root %s\n",
 		h.UIDs[0], h.GIDs[0], capabilityText(p.Capabilities), root)
-	fmt.Fprintf(w, "agentshim: proven: network %s: %v only; packet to a documentation address: %s\n", p.Egress.Mode, h.Interfaces, a.Probe.UDP4)
+	fmt.Fprintf(w, "agentshim: proven: network %s: %v only; %sto a documentation address: packet %s, connection %s\n",
+		p.Egress.Mode, h.Interfaces, map[bool]string{true: "packet rules read back; "}[p.Egress.HasGateway()], a.Probe.UDP4, a.Probe.TCP4)
 	for _, n := range p.Gaps {
 		if n.Accepted {
 			fmt.Fprintf(w, "agentshim: gap accepted: %s: %s\n", n.Name, n.Detail)
