@@ -177,7 +177,7 @@ func TestLogConcurrent(t *testing.T) {
 	if err != nil || head.Lines != 2+16*200 || head.Allowed != 1600 || head.Refused != 1600 || head.Counted != 0 {
 		t.Fatalf("%+v, %v", head, err)
 	}
-	if again, err := VerifyLog(bytes.NewReader(mustRead(t, path)), "", ""); err != nil || again != head {
+	if again, err := VerifyLog(bytes.NewReader(mustRead(t, path)), ""); err != nil || again != head {
 		t.Errorf("%+v, %v", again, err)
 	}
 }
@@ -425,11 +425,11 @@ func TestVerifyLogCut(t *testing.T) {
 		if end == 0 {
 			break
 		}
-		if _, err := VerifyLog(bytes.NewReader(whole[:end]), testRun, ""); !errors.Is(err, ErrLogOpen) {
+		if _, err := VerifyLog(bytes.NewReader(whole[:end]), testRun); !errors.Is(err, ErrLogOpen) {
 			t.Errorf("%d bytes: %v", end, err)
 		}
 	}
-	if _, err := VerifyLog(bytes.NewReader(whole), "", ""); err != nil {
+	if _, err := VerifyLog(bytes.NewReader(whole), ""); err != nil {
 		t.Error(err)
 	}
 }
@@ -444,11 +444,11 @@ func TestVerifyLogRewritten(t *testing.T) {
 	if _, err := l.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := VerifyLog(bytes.NewReader(mustRead(t, path)), testRun, ""); err != nil {
+	if _, err := VerifyLog(bytes.NewReader(mustRead(t, path)), testRun); err != nil {
 		t.Error(err)
 	}
 	var bad *LogError
-	if _, err := VerifyLog(bytes.NewReader(mustRead(t, path)), testRun, head.SHA256); !errors.As(err, &bad) || bad.Line != 5 {
+	if _, err := VerifyLog(bytes.NewReader(mustRead(t, path)), testRun, "", head.SHA256); !errors.As(err, &bad) || bad.Line != 5 {
 		t.Error(err)
 	}
 }
@@ -464,7 +464,7 @@ func FuzzVerifyLog(f *testing.F) {
 		if _, err := VerifyLog(bytes.NewReader(log), testRun, head.SHA256); err == nil && !bytes.Equal(log, whole) {
 			t.Errorf("%q has the same head", log)
 		}
-		got, err := VerifyLog(bytes.NewReader(log), "", "")
+		got, err := VerifyLog(bytes.NewReader(log), "")
 		if (err == nil || errors.Is(err, ErrLogOpen)) && got.Lines != uint64(bytes.Count(log, []byte("\n"))) {
 			t.Errorf("%q: %+v", log, got)
 		}

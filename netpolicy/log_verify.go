@@ -25,12 +25,12 @@ func (e *LogError) Error() string { return fmt.Sprintf("line %d: %s", e.Line, e.
 
 // VerifyLog reads a log to its end and tells whether it is whole: every line in its
 // only form and order, of one run, with the digest of the line before it, and the
-// totals of the last line those of the others. A run and head that are not empty must
-// be the log's. The error is a *LogError, ErrLogOpen, or the reader's.
+// totals of the last line those of the others. A run and heads that are not empty
+// must be the log's. The error is a *LogError, ErrLogOpen, or the reader's.
 //
-// Without the head from elsewhere, a log that somebody wrote anew from some line on
+// Without a head from elsewhere, a log that somebody wrote anew from some line on
 // is whole.
-func VerifyLog(r io.Reader, run, head string) (Head, error) {
+func VerifyLog(r io.Reader, run string, heads ...string) (Head, error) {
 	c := logCheck{run: run}
 	in := bufio.NewReaderSize(r, maxLogLine)
 	for {
@@ -45,7 +45,7 @@ func VerifyLog(r io.Reader, run, head string) (Head, error) {
 			return c.head, err
 		}
 	}
-	return c.head, c.end(head)
+	return c.head, c.end(heads)
 }
 
 // logCheck is the state between two lines.
@@ -136,12 +136,14 @@ func (c *logCheck) stop(t *Totals) error {
 	return nil
 }
 
-func (c *logCheck) end(head string) error {
+func (c *logCheck) end(heads []string) error {
 	if c.head.Lines == 0 {
 		return c.bad("missing: the log is empty")
 	}
-	if head != "" && head != c.head.SHA256 {
-		return &LogError{Line: c.head.Lines, Problem: fmt.Sprintf("the log ends here with head %s; it was closed with head %s", c.head.SHA256, escape(head))}
+	for _, head := range heads {
+		if head != "" && head != c.head.SHA256 {
+			return &LogError{Line: c.head.Lines, Problem: fmt.Sprintf("the log ends here with head %s, and should with %s", c.head.SHA256, escape(head))}
+		}
 	}
 	if !c.stopped {
 		c.head.Totals = c.written
