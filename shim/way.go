@@ -40,13 +40,29 @@ func (c *container) openWay(ctx context.Context, cookie uint64, netns string) (n
 	case err == nil && report.Error != "":
 		err = errors.New(printable(report.Error))
 	case err == nil && report.Rules != want:
-		err = fmt.Errorf("%w: want %q, got %q", netpolicy.ErrReadBack, want, report.Rules)
+		err = fmt.Errorf("%w: %s", netpolicy.ErrReadBack, firstDifference(want, report.Rules))
 	}
 	if err != nil {
 		listeners.Close()
 		return netpolicy.Listeners{}, wayFailed(c.p.plan.EgressWay, err)
 	}
 	return listeners, nil
+}
+
+// firstDifference names the first line that two texts don't have both.
+func firstDifference(want, got string) string {
+	a, b := strings.Split(want, "\n"), strings.Split(got, "\n")
+	i := 0
+	for i < min(len(a), len(b)) && a[i] == b[i] {
+		i++
+	}
+	line := func(lines []string) string {
+		if i < len(lines) {
+			return strconv.Quote(lines[i])
+		}
+		return "nothing"
+	}
+	return fmt.Sprintf("line %d: want %s, got %s", i+1, line(a), line(b))
 }
 
 // handOver runs the helper to its end and takes what it sent: a message waits in the
