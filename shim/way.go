@@ -19,7 +19,7 @@ const (
 	helperTimeout          = 10 * time.Second
 	helperContainerTimeout = 30 * time.Second
 	// handoverTimeout is for a message that has been sent.
-	handoverTimeout = 5 * time.Second
+	handoverTimeout = 2 * time.Second
 )
 
 // openWay makes the one way out of the sandbox's network namespace, given by its

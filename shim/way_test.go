@@ -115,8 +115,11 @@ func wayContainer(t *testing.T, way string, a Adapter) *container {
 	t.Helper()
 	return &container{
 		p: &prepared{
-			plan:    spec.Plan{EgressWay: way, Image: spec.Image{ID: "sha256:1234", Env: []string{"GODEBUG=x"}}, Limits: spec.Limits{PIDs: 1}},
-			host:    spec.Host{Machine: spec.Machine{IPv6: true}},
+			plan: spec.Plan{
+				Egress: netpolicy.Policy{Mode: netpolicy.Open}, EgressWay: way,
+				EgressRules: strings.Split(strings.TrimSuffix(netpolicy.SandboxRules(true).Iptables(), "\n"), "\n"),
+				Image:       spec.Image{ID: "sha256:1234", Env: []string{"GODEBUG=x"}}, Limits: spec.Limits{PIDs: 1},
+			},
 			adapter: a,
 		},
 		paths: spec.RunPaths{ID: "0123456789abcdef", Dir: t.TempDir()},
@@ -205,32 +208,24 @@ func TestWayDirectDocker(t *testing.T) {
 
 // TestWayDirectFails: A45, what does nothing is an error, and says what.
 func TestWayDirectFails(t *testing.T) {
-	b := newBox(t)
+	b, other := newBox(t), newBox(t)
 	for name, tc := range map[string]struct {
 		spoil func(c *container)
 		want  string
 	}{
-		"no helper":         {func(c *container) { os.Remove(c.paths.Helper()) }, "no such file"},
-		"no pid":            {func(c *container) { os.Remove(c.paths.PIDFile()) }, "no such file"},
-		"pid 0":             {func(c *container) { write(t, c.paths.PIDFile(), "0", 0o600) }, `process "0"`},
-		"another process":   {func(c *container) { write(t, c.paths.PIDFile(), strconv.Itoa(os.Getpid()), 0o600) }, "is in net:["},
-		"silent helper":     {func(c *container) { script1(t, c, "exit 0") }, "hand-over refused"},
-		"failing helper":    {func(c *container) { script1(t, c, "echo why >&2; exit 3") }, "why"},
-		"no room to listen": {func(c *container) { write(t, c.paths.Socket(), "", 0o600) }, "address already in use"},
+		"no helper":       {func(c *container) { os.Remove(c.paths.Helper()) }, "no such file"},
+		"no pid":          {func(c *container) { os.Remove(c.paths.PIDFile()) }, "no such file"},
+		"pid 0":           {func(c *container) { write(t, c.paths.PIDFile(), "0", 0o600) }, `process "0"`},
+		"another process": {func(c *container) { write(t, c.paths.PIDFile(), other.pid, 0o600) }, "is in net:["},
+		"silent helper":   {func(c *container) { fakeHelper(t, c, "exit 0") }, "hand-over refused"},
+		"failing helper":  {func(c *container) { fakeHelper(t, c, "echo why >&2; exit 3") }, "why"},
+		"no run folder":   {func(c *container) { os.RemoveAll(c.paths.Dir) }, "no such file"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			c := wayContainer(t, spec.WayDirect, &podman{runner: Exec{}})
 			putHelper(t, c)
 			write(t, c.paths.PIDFile(), b.pid, 0o600)
 			tc.spoil(c)
-			if name == "no room to listen" {
-				defer os.Remove(c.paths.Socket())
-				_, err := c.openWay(t.Context(), b.cookie, b.netns)
-				if !errors.Is(err, ReasonEgressSetup) || !strings.Contains(err.Error(), tc.want) {
-					t.Error(err)
-				}
-				return
-			}
 			if _, err := b.open(t, c); err == nil || !strings.Contains(err.Error(), tc.want) {
 				t.Errorf("%v, want %q", err, tc.want)
 			}
@@ -238,8 +233,8 @@ func TestWayDirectFails(t *testing.T) {
 	}
 }
 
-// script1 replaces the helper by a shell script.
-func script1(t *testing.T, c *container, text string) {
+// fakeHelper replaces the helper by a shell script.
+func fakeHelper(t *testing.T, c *container, text string) {
 	t.Helper()
 	os.Remove(c.paths.Helper())
 	write(t, c.paths.Helper(), "#!/bin/sh\n"+text+"\n", 0o755)
@@ -366,7 +361,7 @@ func TestWayIsBounded(t *testing.T) {
 // a program of agentshim's.
 func TestReclaimKnowsTheHelper(t *testing.T) {
 	for inspected, removed := range map[string]bool{
-		`/.agentshim-init ["wire/1"]`: true,
+		`/.agentshim-init ["wire/1"]`:                                      true,
 		`/.agentshim-netns ["netns/1","/.agentshim-netns.sock","net:[1]"]`: true,
 		`/.agentshim-netns ["netns/2","/.agentshim-netns.sock","net:[1]"]`: false,
 		`/bin/sh ["/.agentshim-netns [\"netns/1\","]`:                      false,
