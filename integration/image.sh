@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# image.sh OUT NAME... writes one docker-archive with the named test images and
-# prints "REFERENCE CONFIG-DIGEST" for each. Every engine's load takes it, and
-# the digest is the image's ID in all of them.
+# image.sh OUT NAME[=LAYER]... writes one docker-archive with the named test images
+# and prints "REFERENCE CONFIG-DIGEST" for each. Every engine's load takes it, and
+# the digest is the image's ID in all of them. LAYER is a tar with the image's whole
+# root file system, in busybox's place.
 #
 # The same static busybox gives the same bytes on every run and for every user:
 # names are sorted, times are zero, owners are 0:0. Needs no root, no engine and
@@ -13,6 +14,7 @@
 #   volume  VOLUME /data
 #   user    USER 1234
 #   health  HEALTHCHECK that touches /health
+#   clients network clients as Debian ships them; needs a LAYER
 set -euo pipefail
 umask 022
 export LC_ALL=C
@@ -60,7 +62,8 @@ image_config() {
 	health)
 		echo '{"Cmd":["sh"],"Env":["PATH=/bin:/usr/bin"],"Healthcheck":{"Test":["CMD","touch","/health"],"Interval":1000000000,"Timeout":1000000000,"Retries":1}}'
 		;;
-	*) die "image $1 is not known" 'the names are: hello env volume user health' ;;
+	clients) echo '{"Cmd":["sh"],"Env":["PATH=/usr/local/bin:/usr/bin:/bin"]}' ;;
+	*) die "image $1 is not known" 'the names are: hello env volume user health clients' ;;
 	esac
 }
 
@@ -89,7 +92,7 @@ make_root() {
 	echo 'root:x:0:' >"$root/etc/group"
 }
 
-[ $# -ge 2 ] || die 'usage: image.sh OUT NAME...'
+[ $# -ge 2 ] || die 'usage: image.sh OUT NAME[=LAYER]...'
 out=$1
 shift
 
@@ -98,14 +101,17 @@ trap 'rm -rf "$work"' EXIT
 mkdir "$work/archive"
 
 make_root "$work/root"
-pack "$work/root" "$work/layer.tar"
-layer=$(digest "$work/layer.tar")
-mv "$work/layer.tar" "$work/archive/$layer.tar"
+pack "$work/root" "$work/busybox.tar"
 arch=$(go_arch)
 
 entries=
-for name in "$@"; do
+for wanted in "$@"; do
+	name=${wanted%%=*}
 	config=$(image_config "$name")
+	tar=$work/busybox.tar
+	[ "$name" = "$wanted" ] || tar=$(realpath "${wanted#*=}")
+	layer=$(digest "$tar")
+	ln -f "$tar" "$work/archive/$layer.tar" 2>/dev/null || cp "$tar" "$work/archive/$layer.tar"
 	printf '{"architecture":"%s","os":"linux","created":"1970-01-01T00:00:00Z","config":%s,"rootfs":{"type":"layers","diff_ids":["sha256:%s"]},"history":[{"created":"1970-01-01T00:00:00Z","created_by":"integration/image.sh"}]}' \
 		"$arch" "$config" "$layer" >"$work/config.json"
 	id=$(digest "$work/config.json")

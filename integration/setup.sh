@@ -35,13 +35,20 @@ readonly docker_user=agentshim-docker
 readonly all_packages=(
 	docker.io podman runc crun uidmap slirp4netns fuse-overlayfs docker-registry
 	iptables nftables busybox-static libseccomp-dev pkg-config gcc libc6-dev
-	tmux strace make git
+	tmux strace make git mmdebstrap musl-tools
 )
+# What the image of real clients holds beside Debian's base system. Debian's npm is
+# some hundred packages: it comes as npm's own one, in the version for this Node.js.
+readonly client_packages=(
+	ca-certificates curl wget git openssh-client python3-minimal libpython3-stdlib nodejs
+)
+readonly client_npm=npm@10.9.9
+readonly client_cache=/var/cache/agentshim-test
 readonly hello_packages=(docker.io runc iptables busybox-static)
 # The same needs as programs, for a system without dpkg.
 readonly all_programs=(
 	docker dockerd podman runc crun newuidmap slirp4netns iptables nft busybox
-	pkg-config gcc tmux strace make git
+	pkg-config gcc tmux strace make git mmdebstrap musl-gcc npm
 )
 readonly all_images=(hello env volume user health)
 
@@ -368,6 +375,52 @@ load_everywhere() {
 images() {
 	local names=("${all_images[@]}")
 	with_archive load_everywhere
+	clients
+}
+
+# apt_sources prints the machine's files of package sources.
+apt_sources() {
+	local file
+	for file in /etc/apt/sources.list /etc/apt/sources.list.d/*.{list,sources}; do
+		if [ -s "$file" ]; then printf '%s\n' "$file"; fi
+	done
+}
+
+# clients makes the image of real clients anew when a version of what it names is
+# another than that of the kept one, and loads it.
+clients() {
+	local key dir
+	key=$( (
+		printf '%s\n' "${client_packages[@]}" "$client_npm"
+		apt-cache policy "${client_packages[@]}" | grep Candidate
+		cat "$here/image.sh"
+		declare -f make_clients
+	) | sha256sum | cut -c1-16)
+	dir=$client_cache/$key
+	if [ ! -e "$dir/list" ]; then
+		rm -rf "$client_cache"
+		mkdir -p "$dir"
+		make_clients "$dir"
+	fi
+	load_everywhere "$dir/images.tar" "$dir/list"
+}
+
+# make_clients DIR writes the archive and, when it is whole, its list into DIR.
+make_clients() {
+	local sources npm
+	mapfile -t sources < <(apt_sources)
+	(cd "$1" && slowly 'fetching npm' 120 npm pack --silent "$client_npm")
+	npm=$(echo "$1"/npm-*.tgz)
+	# The packages' own scripts need no services, and nothing here reads the manuals.
+	slowly 'making the image of real clients' 900 mmdebstrap --mode=root --variant=apt --quiet \
+		--include="$(IFS=,; echo "${client_packages[*]}")" \
+		--dpkgopt='path-exclude=/usr/share/doc/*' --dpkgopt='path-exclude=/usr/share/man/*' \
+		--dpkgopt='path-exclude=/usr/share/locale/*' \
+		--customize-hook="mkdir -p \"\$1\"/usr/lib/node_modules/npm && tar -xzf '$npm' -C \"\$1\"/usr/lib/node_modules/npm --strip-components=1 --no-same-owner && ln -s ../lib/node_modules/npm/bin/npm-cli.js \"\$1\"/usr/bin/npm" \
+		"$(. /etc/os-release && echo "$VERSION_CODENAME")" "$1/layer.tar" "${sources[@]}"
+	"$here/image.sh" "$1/images.tar" "clients=$1/layer.tar" >"$1/list.new"
+	rm -f "$1/layer.tar" "$npm"
+	mv "$1/list.new" "$1/list"
 }
 
 all() {
