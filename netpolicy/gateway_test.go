@@ -168,6 +168,15 @@ func (w *world) original(c *net.TCPConn) (netip.AddrPort, error) {
 // name gets its address first, as a question would give it.
 func (w *world) connect(target string) *net.TCPConn {
 	w.t.Helper()
+	c, err := w.tryConnect(target)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	w.t.Cleanup(func() { c.Close() })
+	return c
+}
+
+func (w *world) tryConnect(target string) (*net.TCPConn, error) {
 	dst, err := netip.ParseAddrPort(target)
 	if err != nil {
 		name, port, _ := net.SplitHostPort(target)
@@ -176,14 +185,12 @@ func (w *world) connect(target string) *net.TCPConn {
 	}
 	c, err := net.Dial("tcp4", w.g.listeners.Relay.Addr().String())
 	if err != nil {
-		w.t.Fatal(err)
+		return nil, err
 	}
 	w.mu.Lock()
 	w.meant[c.LocalAddr().(*net.TCPAddr).AddrPort()] = dst
 	w.mu.Unlock()
-	w.t.Cleanup(func() { c.Close() })
-	_ = c.SetDeadline(time.Now().Add(10 * time.Second))
-	return c.(*net.TCPConn)
+	return c.(*net.TCPConn), c.SetDeadline(time.Now().Add(10 * time.Second))
 }
 
 // allow permits the target, which is a server's port under a name.
@@ -328,8 +335,11 @@ func newServer(t testing.TB, addr string, handle func(c *net.TCPConn)) *server {
 	go func() {
 		for {
 			c, err := l.Accept()
-			if err != nil {
+			if errors.Is(err, net.ErrClosed) {
 				return
+			}
+			if err != nil {
+				continue
 			}
 			s.taken.Add(1)
 			go func() {

@@ -246,5 +246,11 @@ func TestNoDescriptors(t *testing.T) {
 	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &old); err != nil {
 		t.Fatal(err)
 	}
-	roundTrip(t, c, "after")
+	if _, err := c.Write([]byte("kept")); err == nil {
+		got, err := io.ReadAll(io.LimitReader(c, 4))
+		if string(got) != "kept" && !errors.Is(err, unix.ECONNRESET) {
+			t.Errorf("%q %v", got, err)
+		}
+	}
+	roundTrip(t, w.connect(target), "after")
 }
