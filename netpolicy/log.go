@@ -103,18 +103,17 @@ type Head struct {
 // Of equal events the first few have a line, then the 2^nth: floods are counted.
 // The file never grows beyond MaxLog. Decisions that have no line are in the totals.
 //
-// A log that can't be written fails closed. The first error stays: Failed is closed,
-// every Write returns it, and the gateway must let nothing through any more, so that
-// there is no traffic that the log does not tell of.
+// A log that can't be written fails closed. The first error stays: every Write
+// returns it, and whoever decides must let nothing through any more, what is open
+// included, so that there is no traffic that the log does not tell of.
 type Log struct {
 	run string
 	now func() time.Time
 
-	mu     sync.Mutex
-	file   logFile
-	failed chan struct{}
-	err    error
-	head   Head
+	mu   sync.Mutex
+	file logFile
+	err  error
+	head Head
 	// size and refusedSize are bytes written, all and those about refusals.
 	size, refusedSize int64
 	full              map[string]bool
@@ -145,7 +144,7 @@ func CreateLog(path, run string, now func() time.Time) (*Log, error) {
 
 func newLog(f logFile, run string, now func() time.Time) (*Log, error) {
 	l := &Log{
-		run: run, now: now, file: f, failed: make(chan struct{}), full: map[string]bool{},
+		run: run, now: now, file: f, full: map[string]bool{},
 		allowed: newThinner(1024), refused: newThinner(8),
 	}
 	return l, l.put(LogLine{Event: logStart})
@@ -174,9 +173,6 @@ func (l *Log) Write(e Event) error {
 	}
 	return nil
 }
-
-// Failed is closed when the log can't be written any more.
-func (l *Log) Failed() <-chan struct{} { return l.failed }
 
 // Close writes the last line, with the totals, and closes the file. The head is that
 // of the last line that could be written, also when there is an error.
@@ -247,7 +243,6 @@ func (l *Log) put(line LogLine) error {
 		// A full disk takes a part of a line. Without it the log holds as far as it goes.
 		_ = l.file.Truncate(l.size)
 		l.err = fmt.Errorf("egress log: %w", err)
-		close(l.failed)
 		return l.err
 	}
 	l.size += int64(len(b)) + 1

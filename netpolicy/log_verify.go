@@ -35,7 +35,7 @@ func VerifyLog(r io.Reader, run string, heads ...string) (Head, error) {
 	in := bufio.NewReaderSize(r, maxLogLine)
 	for {
 		b, err := in.ReadSlice('\n')
-		if err == io.EOF && len(b) == 0 {
+		if errors.Is(err, io.EOF) && len(b) == 0 {
 			break
 		}
 		if err != nil {
@@ -64,7 +64,7 @@ func (c *logCheck) readError(err error) error {
 	switch {
 	case errors.Is(err, bufio.ErrBufferFull):
 		return c.bad("longer than %d bytes", maxLogLine)
-	case err == io.EOF:
+	case errors.Is(err, io.EOF):
 		return c.bad("cut short")
 	}
 	return err

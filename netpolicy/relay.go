@@ -34,7 +34,7 @@ func (t destination) event(v Verdict, addr netip.Addr) Event {
 }
 
 func (t destination) end(sent, received int64) Event {
-	e := t.event(t.verdict, netip.Addr{})
+	e := t.event(t.verdict, t.addr)
 	e.Kind, e.Sent, e.Received, e.Micros = EventEnd, sent, received, time.Since(t.since).Microseconds()
 	return e
 }

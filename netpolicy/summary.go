@@ -154,6 +154,8 @@ func (line LogLine) target() string {
 		return "a name"
 	case line.Event == EventName:
 		return "name " + at
+	case at == "":
+		at = "connection " + strconv.FormatUint(line.Conn, 10)
 	case line.Port != 0 && strings.Contains(at, ":"):
 		at = "[" + at + "]:" + strconv.Itoa(line.Port)
 	case line.Port != 0:

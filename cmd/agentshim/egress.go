@@ -228,7 +228,7 @@ func (t *logTail) read(path string) error {
 	for {
 		b, err := t.in.ReadSlice('\n')
 		t.pending = append(t.pending, b...)
-		if err == io.EOF && len(t.pending) < 1<<16 {
+		if errors.Is(err, io.EOF) && len(t.pending) < 1<<16 {
 			return nil
 		}
 		if err == nil {
