@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -52,13 +53,30 @@ func honest(t *testing.T, conn *net.UnixConn) {
 	}
 }
 
-func openFDs(t *testing.T) int {
+// openSockets are this program's sockets by their links, which are never used again.
+func openSockets(t *testing.T) map[string]bool {
 	t.Helper()
 	fds, err := os.ReadDir("/proc/self/fd")
 	if err != nil {
 		t.Fatal(err)
 	}
-	return len(fds)
+	out := map[string]bool{}
+	for _, fd := range fds {
+		if link, err := os.Readlink("/proc/self/fd/" + fd.Name()); err == nil && strings.HasPrefix(link, "socket:") {
+			out[link] = true
+		}
+	}
+	return out
+}
+
+// checkLeft refuses sockets that were not there before.
+func checkLeft(t *testing.T, before map[string]bool) {
+	t.Helper()
+	for link := range openSockets(t) {
+		if !before[link] {
+			t.Errorf("%s is left open", link)
+		}
+	}
 }
 
 // TestHandover: what is opened inside is served outside, and the report is the plan's.
@@ -209,7 +227,7 @@ func TestHandoverRefused(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			before := openFDs(t)
+			before := openSockets(t)
 			l, _, err := handedOver(t, func(conn *net.UnixConn) {
 				var fds Sockets
 				for _, o := range tc.sockets {
@@ -240,7 +258,7 @@ func sendRaw(t *testing.T, conn *net.UnixConn, message string, fds []int) {
 	}
 }
 
-func checkOutcome(t *testing.T, l Listeners, err error, ok bool, before int) {
+func checkOutcome(t *testing.T, l Listeners, err error, ok bool, before map[string]bool) {
 	t.Helper()
 	if ok {
 		if err != nil {
@@ -250,26 +268,28 @@ func checkOutcome(t *testing.T, l Listeners, err error, ok bool, before int) {
 	} else if !errors.Is(err, ErrHandover) {
 		t.Errorf("%v, want %v", err, ErrHandover)
 	}
-	if after := openFDs(t); after != before {
-		t.Errorf("%d descriptors before, %d after", before, after)
-	}
+	checkLeft(t, before)
 }
 
 // TestHandoverManyDescriptors: more than fit beside the message.
 func TestHandoverManyDescriptors(t *testing.T) {
-	before := openFDs(t)
+	before := openSockets(t)
 	l, _, err := handedOver(t, func(conn *net.UnixConn) {
-		sendRaw(t, conn, good, []int{0, 0, 0, 0, 0, 0, 0, 0, 0, 0})
+		fd := dnsUDP.fd(t)
+		defer unix.Close(fd)
+		sendRaw(t, conn, good, slices.Repeat([]int{fd}, 10))
 	})
 	checkOutcome(t, l, err, false, before)
 }
 
 // TestHandoverOnce: a second message is not looked at, and its descriptors are gone.
 func TestHandoverOnce(t *testing.T) {
-	before := openFDs(t)
+	before := openSockets(t)
 	l, report, err := handedOver(t, func(conn *net.UnixConn) {
 		honest(t, conn)
-		sendRaw(t, conn, `{"version":1,"error":"second"}`, []int{0, 0, 0})
+		fd := open{family: unix.AF_UNIX, kind: unix.SOCK_DGRAM}.fd(t)
+		defer unix.Close(fd)
+		sendRaw(t, conn, `{"version":1,"error":"second"}`, []int{fd, fd, fd})
 	})
 	if report.Error != "" {
 		t.Errorf("report %+v", report)
@@ -280,7 +300,7 @@ func TestHandoverOnce(t *testing.T) {
 // TestHandoverSilence: nobody connects, and who connects says nothing.
 func TestHandoverSilence(t *testing.T) {
 	needRoot(t)
-	before := openFDs(t)
+	before := openSockets(t)
 	l, _, err := handedOver(t, nil)
 	checkOutcome(t, l, err, false, before)
 	l, _, err = handedOver(t, func(*net.UnixConn) {})
@@ -310,7 +330,7 @@ func TestHandoverNamespace(t *testing.T) {
 	}
 	for name, cookie := range map[string]uint64{"another": own + 1<<40, "own": own, "none": 0} {
 		t.Run(name, func(t *testing.T) {
-			before := openFDs(t)
+			before := openSockets(t)
 			path := filepath.Join(t.TempDir(), "s")
 			listener, err := Listen(path)
 			if err != nil {
@@ -339,7 +359,7 @@ func TestHandoverNamespace(t *testing.T) {
 
 // TestHandoverOfAnError: the helper's words come through, with nothing else.
 func TestHandoverOfAnError(t *testing.T) {
-	before := openFDs(t)
+	before := openSockets(t)
 	l, report, err := handedOver(t, func(conn *net.UnixConn) {
 		if err := Send(conn, nil, Report{}, errors.New("why")); err != nil {
 			t.Error(err)
@@ -348,9 +368,7 @@ func TestHandoverOfAnError(t *testing.T) {
 	if err != nil || report != (Report{Version: 1, Error: "why"}) || l != (Listeners{}) {
 		t.Errorf("%+v %+v %v", l, report, err)
 	}
-	if after := openFDs(t); after != before {
-		t.Errorf("%d descriptors before, %d after", before, after)
-	}
+	checkLeft(t, before)
 }
 
 // TestApplyRefuses what is no fresh network namespace. The control changes nothing.
@@ -367,7 +385,7 @@ func TestApplyRefuses(t *testing.T) {
 		"default":   func() error { return addRoute("0.0.0.0/0", unix.RT_TABLE_MAIN) },
 	} {
 		t.Run(name, func(t *testing.T) {
-			before := openFDs(t)
+			before := openSockets(t)
 			inNetns(t, func() {
 				if err := spoil(); err != nil {
 					t.Error(err)
@@ -384,9 +402,7 @@ func TestApplyRefuses(t *testing.T) {
 					}
 				}
 			})
-			if after := openFDs(t); after != before {
-				t.Errorf("%d descriptors before, %d after", before, after)
-			}
+			checkLeft(t, before)
 		})
 	}
 }
