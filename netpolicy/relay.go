@@ -141,6 +141,7 @@ func (g *Gateway) carry(in *net.TCPConn, t destination) {
 		return
 	}
 	defer g.resetAtEnd(out)()
+	t.addr = addr
 	g.log(t.event(v, addr))
 	_ = out.SetWriteDeadline(time.Now().Add(g.limits.headWait))
 	if _, err := out.Write(head); err != nil {
