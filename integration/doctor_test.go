@@ -2,7 +2,9 @@ package integration
 
 import (
 	"encoding/json"
+	"fmt"
 	"os"
+	"os/exec"
 	"os/user"
 	"path/filepath"
 	"slices"
@@ -84,7 +86,7 @@ func TestDoctor(t *testing.T) {
 		if d.Code != 0 || d.Version != shim.DiagnosisVersion {
 			t.Fatalf("exit %d\n%s", d.Code, d.Text())
 		}
-		for _, name := range []string{"engine", "netns", "disk", "posture", "network", "program", "image"} {
+		for _, name := range []string{"engine", "netns", "disk", "way out", "posture", "network", "program", "image"} {
 			d.says(t, s.engine, name, shim.Passed)
 		}
 		other := map[string]string{"docker": "podman", "podman": "docker"}[s.engine]
@@ -104,10 +106,10 @@ func TestDoctor(t *testing.T) {
 			t.Fatalf("proofs %+v", d.Proofs)
 		}
 		rec := record(t, state)
-		if rec.ID != d.Proofs[0].Run || rec.Exit != 0 || rec.Attestation.Probe.UDP4 != "ENETUNREACH" {
+		if rec.ID != d.Proofs[0].Run || rec.Exit != 0 || rec.Attestation.Probe.UDP4 != "EPERM" {
 			t.Errorf("record %+v", rec)
 		}
-		d.says(t, s.engine, "network", shim.Passed, "udp ENETUNREACH")
+		d.says(t, s.engine, "network", shim.Passed, "udp EPERM, tcp ECONNRESET")
 		if left := s.leftovers(t); len(left) > 0 {
 			t.Errorf("left: %q", left)
 		}
@@ -194,6 +196,41 @@ func TestDoctorDeviatingEngine(t *testing.T) {
 	}
 	dev.edit(t, deviation{})
 	s.doctor(t, call{Env: []string{path}}).says(t, s.engine, "posture", shim.Passed)
+}
+
+// TestDoctorNoWayOut takes each way into a network namespace away: that is a warning,
+// and what needs no way out is still proven.
+func TestDoctorNoWayOut(t *testing.T) {
+	Need(t)
+	group, rootless := setups[1], setups[3]
+	for s, words := range map[setup]string{group: "--network=container:", rootless: " unshare -- "} {
+		t.Run(s.name, func(t *testing.T) {
+			d := s.doctor(t, call{Env: []string{"PATH=" + refusing(t, s, words) + ":" + os.Getenv("PATH")}})
+			d.says(t, s.engine, "way out", shim.Warned, "not this")
+			d.says(t, s.engine, "posture", shim.Passed)
+			d.says(t, s.engine, "network", shim.Passed, "ENETUNREACH")
+		})
+	}
+	t.Run("docker-root", func(t *testing.T) {
+		cmd, cancel := setups[0].command(t, call{}, "/usr/bin/setpriv", "--bounding-set=-net_admin", "--inh-caps=-net_admin", agentshim, "doctor", "--engine", "docker")
+		defer cancel()
+		r := finish(t, cmd).ok(t)
+		if !strings.Contains(r.Stdout, "WARN  way out") || !strings.Contains(r.Stdout, "CAP_NET_ADMIN") || !strings.Contains(r.Stdout, "PASS  posture") {
+			t.Errorf("%s", r.Stdout)
+		}
+	})
+}
+
+// refusing is a folder with a client that refuses one kind of call.
+func refusing(t *testing.T, s setup, words string) string {
+	t.Helper()
+	real, err := exec.LookPath(s.engine)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := s.folder(t)
+	place(t, filepath.Join(dir, s.engine), fmt.Appendf(nil, "#!/bin/sh\ncase \" $* \" in *'%s'*) echo not this >&2; exit 1;; esac\nexec %s \"$@\"\n", words, real), 0o755)
+	return dir
 }
 
 // TestDoctorBrokenEngines takes one thing away that the engine needs.
@@ -295,7 +332,7 @@ func TestDoctorInterrupted(t *testing.T) {
 			if found, _ := filepath.Glob(filepath.Join(state, "agentshim/runs/*/record.json")); len(found) > 0 {
 				break
 			}
-			if time.Since(began) > 10*time.Second {
+			if time.Since(began) > 20*time.Second {
 				t.Fatal("no record")
 			}
 		}

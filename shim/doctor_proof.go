@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/agentshim/agentshim/harness"
+	"github.com/agentshim/agentshim/netpolicy"
 	"github.com/agentshim/agentshim/spec"
 )
 
@@ -43,17 +44,25 @@ func (d *doctor) prove(ctx context.Context, r *report, a Adapter) {
 		}
 		defer func() { r.add("image", removedVerdict(a, ref)) }()
 	}
-	var err error
-	if job.Harness, job.Spec, err = d.harness(r.kind, ref); err != nil {
-		r.add("proof", failed(&Error{Reason: ReasonSpecInvalid, Err: err}))
-		return
+	for _, egress := range []harness.Egress{proofEgress, {}} {
+		var err error
+		if job.Harness, job.Spec, err = d.harness(r.kind, ref, egress); err != nil {
+			r.add("proof", failed(&Error{Reason: ReasonSpecInvalid, Err: err}))
+			return
+		}
+		// Without a way out, egress deny-all is still worth its proof.
+		if d.start(ctx, r, job) {
+			return
+		}
 	}
-	d.start(ctx, r, job)
 }
+
+// proofEgress needs a way out and lets nothing through it: no such name exists (RFC 6761).
+var proofEgress = harness.Egress{Mode: netpolicy.AllowList, Allow: []harness.Allow{{Host: "agentshim.invalid"}}}
 
 // harness is the harness file of the doctor's own: small, and the caller's identity,
 // or nobody's for root.
-func (d *doctor) harness(kind, ref string) (harness.Harness, []byte, error) {
+func (d *doctor) harness(kind, ref string, egress harness.Egress) (harness.Harness, []byte, error) {
 	caller, err := probeCaller(d.probe)
 	if err != nil {
 		return harness.Harness{}, nil, err
@@ -71,6 +80,7 @@ func (d *doctor) harness(kind, ref string) (harness.Harness, []byte, error) {
 		"home": map[string]any{"sizeMb": 16}, "tmpSizeMb": 16, "terminal": "never",
 		"resources": map[string]any{"memoryMb": 256, "pids": 64, "shmMb": 16},
 		"accept":    []string{"rootless-cgroup-limits"},
+		"egress":    egress,
 	})
 	if err != nil {
 		return harness.Harness{}, nil, err
@@ -81,20 +91,27 @@ func (d *doctor) harness(kind, ref string) (harness.Harness, []byte, error) {
 
 const nobodyID = 65534
 
-// start runs the job. What it starts looks for a program and ends.
-func (d *doctor) start(ctx context.Context, r *report, job Job) {
+// start runs the job. What it starts looks for a program and ends. It reports whether
+// another egress mode would not help.
+func (d *doctor) start(ctx context.Context, r *report, job Job) bool {
 	var stdout, stderr cappedBuffer
 	stdout.limit, stderr.limit = maxLine, maxLine
 	job.Stdout, job.Stderr = &stdout, &stderr
 	proven := false
 	job.Proven = func(p spec.Plan, at Attestation) {
 		proven = true
+		if p.Egress.HasGateway() {
+			r.add("way out", pass("proven in a container: %s, packet rules read back, connections come to agentshim", p.EgressWay))
+		}
 		r.add("posture", postureVerdict(p, at))
 		r.add("network", networkVerdict(at))
 	}
 	rec, err := Run(ctx, job)
 	r.proofs = append(r.proofs, Proof{Engine: r.kind, Run: rec.ID, Attestation: rec.Attestation})
 	switch {
+	case ReasonOf(err) == ReasonEgressSetup && !d.spec:
+		r.add("way out", warned(HintOf(err), "%v; egress allow-list and open don't work here", err))
+		return false
 	case err != nil && proven:
 		r.add("program", failed(unwrapTime(ctx, err)))
 	case err != nil:
@@ -102,6 +119,7 @@ func (d *doctor) start(ctx context.Context, r *report, job Job) {
 	default:
 		r.add("program", programVerdict(job.Command[2], rec.Exit, stdout.buf.String(), stderr.buf.String()))
 	}
+	return true
 }
 
 func postureVerdict(p spec.Plan, at Attestation) verdict {
