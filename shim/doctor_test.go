@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/agentshim/agentshim/harness"
+	"github.com/agentshim/agentshim/netpolicy"
 	"github.com/agentshim/agentshim/spec"
 )
 
@@ -403,7 +404,7 @@ func TestNetnsVerdict(t *testing.T) {
 		status Status
 		text   string
 	}{
-		{"root", uid(0), "000001ffffffffff", spec.Docker, nil, Passed, "setns"},
+		{"root", uid(0), "000001ffffffffff", spec.Docker, nil, Passed, "as root"},
 		{"root without SYS_ADMIN", uid(0), "00000000a80435fb", spec.Docker, nil, Warned, "CAP_SYS_ADMIN"},
 		{"root that can't be read", uid(0), "", spec.Podman, nil, Warned, "CAP_NET_ADMIN"},
 		{"rootless", uid(5), "0", spec.Podman, []scriptedCall{unshare}, Passed, "unshare"},
@@ -531,11 +532,11 @@ func TestDoctorInterrupted(t *testing.T) {
 // The doctor's own harness file is valid, small, and never root's.
 func TestDoctorHarness(t *testing.T) {
 	d := newDoctor(DoctorOptions{LookupEnv: lookup(nil)})
-	h, _, err := d.harness(spec.Docker, "a:b")
+	h, _, err := d.harness(spec.Docker, "a:b", proofEgress)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if h.Pull != pullNever || strings.HasPrefix(h.User, "0:") || h.User == "" || h.Egress.Mode != "deny-all" {
+	if h.Pull != pullNever || strings.HasPrefix(h.User, "0:") || h.User == "" || h.Egress.Mode != netpolicy.AllowList {
 		t.Errorf("%+v", h)
 	}
 }
