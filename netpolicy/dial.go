@@ -70,6 +70,8 @@ func failure(t destination, err error) Verdict {
 		v.Reason, v.Why = RefusedResolve, dns.Err
 	case errors.As(err, &errno):
 		v.Why = errno.Error()
+	case errors.Is(err, context.DeadlineExceeded):
+		v.Why = "no answer in time"
 	case errors.Is(err, context.Canceled):
 		v.Why = "it was given up"
 	}

@@ -15,9 +15,9 @@ import (
 
 // benchWorld has no rates: the machine is measured, not the bounds. Every connection
 // goes to the one server, by name.
-func benchWorld(b *testing.B, handle func(c *net.TCPConn)) (w *world, direct, relay string) {
+func benchWorld(b *testing.B, handle func(c *net.TCPConn)) (direct, relay string) {
 	s := newServer(b, "127.0.0.1:0", handle)
-	w = newWorld(b, func(w *world) {
+	w := newWorld(b, func(w *world) {
 		w.zone.set("api.example.com", "127.0.0.1")
 		addr, _ := w.g.names.Addr("api.example.com")
 		w.g.original = func(*net.TCPConn) (netip.AddrPort, error) { return netip.AddrPortFrom(addr, uint16(s.port)), nil }
@@ -26,13 +26,13 @@ func benchWorld(b *testing.B, handle func(c *net.TCPConn)) (w *world, direct, re
 		w.g.log = func(Event) {}
 	})
 	w.allow("api.example.com", s.port, Verdict{})
-	return w, s.Addr().String(), w.g.listeners.Relay.Addr().String()
+	return s.Addr().String(), w.g.listeners.Relay.Addr().String()
 }
 
 // BenchmarkStream compares one stream over loopback with the same through the relay.
 func BenchmarkStream(b *testing.B) {
 	const chunk = 128 << 10
-	_, direct, relay := benchWorld(b, func(c *net.TCPConn) {
+	direct, relay := benchWorld(b, func(c *net.TCPConn) {
 		buf := make([]byte, chunk)
 		for {
 			if _, err := c.Write(buf); err != nil {
@@ -61,7 +61,7 @@ func BenchmarkStream(b *testing.B) {
 // BenchmarkConnect is the time until a server's first byte arrives; through the relay
 // with a lookup, a routing question and a second connection.
 func BenchmarkConnect(b *testing.B) {
-	_, direct, relay := benchWorld(b, func(c *net.TCPConn) { _, _ = c.Write([]byte{1}) })
+	direct, relay := benchWorld(b, func(c *net.TCPConn) { _, _ = c.Write([]byte{1}) })
 	for _, way := range []struct{ name, addr string }{{"direct", direct}, {"relay", relay}} {
 		b.Run(way.name, func(b *testing.B) {
 			var took []time.Duration
@@ -88,7 +88,7 @@ func BenchmarkConnect(b *testing.B) {
 // are in it.
 func BenchmarkIdle(b *testing.B) {
 	const n = 1000
-	_, _, relay := benchWorld(b, func(c *net.TCPConn) {
+	_, relay := benchWorld(b, func(c *net.TCPConn) {
 		_, _ = c.Write([]byte{1})
 		_, err := c.Read(make([]byte, 1))
 		if err != nil && !errors.Is(err, io.EOF) {

@@ -90,10 +90,11 @@ func talk(addr, text string) (string, error) {
 	}
 	defer c.Close()
 	_ = c.SetDeadline(time.Now().Add(5 * time.Second))
-	_, _ = c.Write([]byte(text))
+	// A reset may come before the write, which is then told of it.
+	_, written := c.Write([]byte(text))
 	_ = c.(*net.TCPConn).CloseWrite()
 	got, err := io.ReadAll(c)
-	return string(got), err
+	return string(got), errors.Join(written, err)
 }
 
 // lookup asks the sandbox's resolver, from this thread's namespace.

@@ -692,6 +692,25 @@ func TestUnreachable(t *testing.T) {
 	}
 }
 
+// TestDialWait: a resolver that says nothing is given up.
+func TestDialWait(t *testing.T) {
+	silent, err := net.ListenPacket("udp4", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer silent.Close()
+	w := newWorld(t, func(w *world) {
+		w.zone.addr = silent.LocalAddr().String()
+		w.g.limits.dialWait = 300 * time.Millisecond
+	})
+	start := time.Now()
+	wantReset(t, w.connect(w.allow("api.example.com", 22, Verdict{})))
+	if took := time.Since(start); took > 3*time.Second {
+		t.Errorf("it took %s", took)
+	}
+	w.refused(EventConnect, RefusedResolve)
+}
+
 // TestHostService: only the one port, on whichever loopback it listens.
 func TestHostService(t *testing.T) {
 	for _, loopback := range []string{"127.0.0.1:0", "[::1]:0"} {

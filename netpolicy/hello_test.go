@@ -49,7 +49,7 @@ func newTLSServer(t testing.TB) *tlsServer {
 	}
 	s := &tlsServer{roots: x509.NewCertPool()}
 	s.roots.AddCert(cert)
-	echKey, list := echConfig(t, "web.example.com")
+	echKey, list := echConfig(t)
 	s.ech = list
 	config := &tls.Config{
 		Certificates:             []tls.Certificate{{Certificate: [][]byte{der}, PrivateKey: key}},
@@ -79,8 +79,9 @@ func (t tapped) Read(p []byte) (int, error) {
 }
 
 // echConfig makes an ECH key and its config list (RFC 9849 4).
-func echConfig(t testing.TB, publicName string) (tls.EncryptedClientHelloKey, []byte) {
+func echConfig(t testing.TB) (tls.EncryptedClientHelloKey, []byte) {
 	t.Helper()
+	const publicName = "web.example.com"
 	key, err := ecdh.X25519().GenerateKey(rand.Reader)
 	if err != nil {
 		t.Fatal(err)
@@ -261,7 +262,7 @@ func TestSilentTLS(t *testing.T) {
 // FuzzHello: nothing harms the reader; what it takes is what a server would take, and
 // is kept to the byte.
 func FuzzHello(f *testing.F) {
-	_, list := echConfig(f, "web.example.com")
+	_, list := echConfig(f)
 	for _, c := range []*tls.Config{
 		{ServerName: "web.example.com"},
 		{ServerName: "web.example.com", MaxVersion: tls.VersionTLS12},

@@ -69,14 +69,14 @@ func (s *webServer) requests() []string {
 	return append([]string{}, s.lines...)
 }
 
-func newHTTPWorld(t testing.TB, port int, v Verdict) (*world, string) {
+func newHTTPWorld(t testing.TB, port int) (*world, string) {
 	t.Helper()
 	w := newWorld(t, func(w *world) {
 		w.g.httpPort = port
 		w.zone.set("web.example.com", "127.0.0.1")
 		w.zone.set("other.example.com", "127.0.0.1")
 	})
-	return w, w.allow("web.example.com", port, v)
+	return w, w.allow("web.example.com", port, Verdict{})
 }
 
 // send gives the answers to what was sent over one connection, and the connection.
@@ -143,7 +143,7 @@ func TestRequests(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := newWebServer(t)
-			w, target := newHTTPWorld(t, s.port, Verdict{})
+			w, target := newHTTPWorld(t, s.port)
 			w.allow("other.example.com", s.port, Verdict{})
 			conn := w.connect(target)
 			r, resp, body := send(t, conn, strings.ReplaceAll(c.request, "PORT", strconv.Itoa(s.port)))
@@ -175,7 +175,7 @@ func TestRequests(t *testing.T) {
 // TestEachRequest: A32: the second request of a connection is judged as the first.
 func TestEachRequest(t *testing.T) {
 	s := newWebServer(t)
-	w, target := newHTTPWorld(t, s.port, Verdict{})
+	w, target := newHTTPWorld(t, s.port)
 	c := w.connect(target)
 	r, _, body := send(t, c, "GET /1 HTTP/1.1\r\nHost: web.example.com\r\n\r\nGET /2 HTTP/1.1\r\nHost: web.example.com\r\n\r\n"+
 		"GET /3 HTTP/1.1\r\nHost: evil.example.net\r\n\r\nGET /4 HTTP/1.1\r\nHost: web.example.com\r\n\r\n")
@@ -226,7 +226,7 @@ func TestSmuggling(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := newWebServer(t)
-			w, target := newHTTPWorld(t, s.port, Verdict{})
+			w, target := newHTTPWorld(t, s.port)
 			c := w.connect(target)
 			_, _ = c.Write([]byte(request))
 			_ = c.CloseWrite()
@@ -262,7 +262,7 @@ func TestSmuggling(t *testing.T) {
 // server has agreed.
 func TestWebSocket(t *testing.T) {
 	s := newWebServer(t)
-	w, target := newHTTPWorld(t, s.port, Verdict{})
+	w, target := newHTTPWorld(t, s.port)
 	c := w.connect(target)
 	r, resp, _ := send(t, c, "GET /ws HTTP/1.1\r\nHost: web.example.com\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n")
 	if resp == nil || resp.StatusCode != 101 {
@@ -284,7 +284,7 @@ func TestWebSocket(t *testing.T) {
 // TestRefusedHTTP: a refused target on the HTTP port is told what is missing; nothing
 // is looked up.
 func TestRefusedHTTP(t *testing.T) {
-	w, _ := newHTTPWorld(t, 8099, Verdict{})
+	w, _ := newHTTPWorld(t, 8099)
 	for _, target := range []string{"evil.example.net:8099", "203.0.113.7:8099"} {
 		_, resp, body := send(t, w.connect(target), "GET / HTTP/1.1\r\nHost: x\r\n\r\n")
 		want := "agentshim: egress: " + target + " is not allowed; add \"" + target + "\" to egress.allow\n"
@@ -329,7 +329,7 @@ func TestHTTPFailures(t *testing.T) {
 		"cut off":      {cut.port, []string{"127.0.0.1"}, nil, 502, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w, target := newHTTPWorld(t, c.port, Verdict{})
+			w, target := newHTTPWorld(t, c.port)
 			w.policy.judgeDials(c.dial)
 			w.zone.set("web.example.com", c.zone...)
 			_, resp, body := send(t, w.connect(target), "POST / HTTP/1.1\r\nHost: web.example.com\r\nContent-Length: 0\r\n\r\n")
@@ -355,7 +355,7 @@ func TestHTTPTransparent(t *testing.T) {
 	}))
 	defer s.Close()
 	port := s.Listener.Addr().(*net.TCPAddr).Port
-	w, target := newHTTPWorld(t, port, Verdict{})
+	w, target := newHTTPWorld(t, port)
 	_, resp, body := send(t, w.connect(target), "GET / HTTP/1.1\r\nHost: web.example.com\r\nX-Forwarded-For: 1.2.3.4\r\nVia: mine\r\n\r\n")
 	if resp == nil || body != "<html>" || len(resp.Header["Content-Type"])+len(resp.Header["Date"])+len(resp.Header["Via"]) != 0 {
 		t.Errorf("%v %q", resp, body)
@@ -393,10 +393,29 @@ func TestSlowHTTP(t *testing.T) {
 	}
 }
 
+// TestRequestRate: A56: requests that come too fast wait, and are answered.
+func TestRequestRate(t *testing.T) {
+	s := newWebServer(t)
+	w, target := newHTTPWorld(t, s.port)
+	w.g.requests.SetBurst(1)
+	w.g.requests.SetLimit(50)
+	start := time.Now()
+	c := w.connect(target)
+	r, _, body := send(t, c, strings.Repeat("GET / HTTP/1.1\r\nHost: web.example.com\r\n\r\n", 20))
+	for range 19 {
+		if _, next := next(t, r); next != body {
+			t.Errorf("%q, then %q", body, next)
+		}
+	}
+	if took := time.Since(start); took < 300*time.Millisecond || s.taken.Load() != 1 {
+		t.Errorf("twenty requests at fifty a second took %s and %d connections", took, s.taken.Load())
+	}
+}
+
 // TestNotHTTP: on the HTTP port, something else is refused and the entry is raw.
 func TestNotHTTP(t *testing.T) {
 	s := newServer(t, "127.0.0.1:0", echo)
-	w, target := newHTTPWorld(t, s.port, Verdict{})
+	w, target := newHTTPWorld(t, s.port)
 	c := w.connect(target)
 	_, _ = c.Write([]byte("SSH-2.0-OpenSSH\r\n\r\n"))
 	_, _ = io.ReadAll(c)
@@ -426,7 +445,7 @@ func TestHTTPGoesAway(t *testing.T) {
 				_, err := c.Read(make([]byte, 1))
 				torn <- err
 			})
-			w, target := newHTTPWorld(t, s.port, Verdict{})
+			w, target := newHTTPWorld(t, s.port)
 			c := w.connect(target)
 			_, _ = c.Write([]byte("GET / HTTP/1.1\r\nHost: web.example.com\r\n\r\n"))
 			if _, err := c.Read(make([]byte, 1)); err != nil {
@@ -454,7 +473,7 @@ func FuzzHTTP(f *testing.F) {
 		f.Add([]byte(s))
 	}
 	s := newWebServer(f)
-	w, target := newHTTPWorld(f, s.port, Verdict{})
+	w, target := newHTTPWorld(f, s.port)
 	w.g.limits.headWait = 200 * time.Millisecond
 	f.Fuzz(func(t *testing.T, in []byte) {
 		c, err := w.tryConnect(target)

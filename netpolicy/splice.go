@@ -12,9 +12,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// most is what is asked for at once. A pipe takes sixteen pieces, which may be larger
+// chunk is what is asked for at once. A pipe takes sixteen pieces, which may be larger
 // than a page.
-const most = 1 << 20
+const chunk = 1 << 20
 
 // pipes moves bytes between sockets inside the kernel, through pipes that are taken
 // only while there is something to move: an idle connection has none.
@@ -132,7 +132,7 @@ func (p *pipes) fill(from syscall.RawConn) (one *pipe, n int, err error) {
 		if one, err = p.get(); err != nil {
 			return true
 		}
-		if n, err = splice(int(fd), one.w, most); n > 0 {
+		if n, err = splice(int(fd), one.w, chunk); n > 0 {
 			return true
 		}
 		p.put(one)
