@@ -90,6 +90,7 @@ list_files = git ls-files -co --exclude-standard -z | sort -z | \
 	xargs -0 -r sha256sum
 
 bench: build
+	integration/setup.sh bench
 	AGENTSHIM_TEST_ENGINES=1 $(GO) run ./integration/bench
 
 soak: build

@@ -9,6 +9,7 @@
 #   hello     what `make run` needs: the engine that answers is used as it is
 #             and gets the image agentshim/hello:test; where none answers, root
 #             gets one installed and started
+#   bench     install the proxies that `make bench` compares with (root)
 #   stop      end the dockerd that `engines` started, and no other
 #
 # Every command can be repeated, and is quick when there is nothing to do. Each
@@ -44,6 +45,7 @@ readonly client_packages=(
 )
 readonly client_npm=npm@10.9.9
 readonly client_cache=/var/cache/agentshim-test
+readonly bench_packages=(tinyproxy-bin squid)
 readonly hello_packages=(docker.io runc iptables busybox-static)
 # The same needs as programs, for a system without dpkg.
 readonly all_programs=(
@@ -143,10 +145,13 @@ install_packages() {
 	slowly "installing ${#missing[@]} packages" 1200 \
 		"${apt[@]}" install --no-install-recommends "${missing[@]}"
 	release_services
-	# The tests run a registry of their own; the packaged service is never wanted.
-	if [[ " ${missing[*]} " == *' docker-registry '* ]]; then
-		update-rc.d docker-registry disable >/dev/null 2>&1 || true
-	fi
+	# Tests and benchmark run servers of their own; the packaged services are never wanted.
+	local service
+	for service in docker-registry squid; do
+		if [[ " ${missing[*]} " == *" $service "* ]]; then
+			update-rc.d "$service" disable >/dev/null 2>&1 || true
+		fi
+	done
 }
 
 packages() {
@@ -429,6 +434,8 @@ all() {
 	images
 }
 
+bench() { install_packages "${bench_packages[@]}"; }
+
 # --- hello ------------------------------------------------------------------
 
 docker_caller() { timeout 60 docker "$@"; }
@@ -494,10 +501,10 @@ alone() {
 }
 
 case ${1:-} in
-packages | engines | images | all | stop)
+packages | engines | images | all | bench | stop)
 	alone "$1"
 	"$1"
 	;;
 hello) hello ;;
-*) die 'usage: setup.sh packages|engines|images|all|hello|stop' ;;
+*) die 'usage: setup.sh packages|engines|images|all|hello|bench|stop' ;;
 esac

@@ -1,6 +1,7 @@
-// Command bench measures agentshim against the bare engine: interleaved pairs on
-// the same image with the same flags, on every set-up of this machine. It prints
-// medians and ratios and judges nothing; run it on a quiet machine.
+// Command bench measures agentshim. Part exec does so against the bare engine, on the
+// same image with the same flags, on every set-up of this machine; part relay measures
+// the way out of a sandbox against a direct connection and against proxies. Runs are
+// interleaved. It prints medians and ratios and judges nothing; run it on a quiet machine.
 package main
 
 import (
@@ -25,7 +26,13 @@ import (
 var (
 	pairs = flag.Int("pairs", 15, "interleaved pairs per set-up")
 	only  = flag.String("only", "", "set-ups whose name contains this")
+
+	part   = flag.String("part", "all", "exec, relay or all")
+	rounds = flag.Int("rounds", 5, "interleaved rounds of the relay's measurements")
 )
+
+// roleArg, as the first argument, makes this program one of the relay benchmark's own.
+const roleArg = "role"
 
 type setup struct{ name, engine, account string }
 
@@ -37,7 +44,31 @@ var setups = []setup{
 }
 
 func main() {
+	if err := run(os.Args[1:]); err != nil {
+		fmt.Fprintf(os.Stderr, "bench: %v\n", err)
+		os.Exit(1)
+	}
+}
+
+func run(args []string) error {
+	if len(args) > 1 && args[0] == roleArg {
+		if f := roles[args[1]]; f != nil {
+			return f(args[2:])
+		}
+	}
 	flag.Parse()
+	switch *part {
+	case "exec":
+		return execPart()
+	case "relay":
+		return relayPart()
+	case "all":
+		return errors.Join(execPart(), relayPart())
+	}
+	return fmt.Errorf("no part %q", *part)
+}
+
+func execPart() error {
 	for _, s := range setups {
 		if !strings.Contains(s.name, *only) {
 			continue
@@ -48,10 +79,10 @@ func main() {
 		}
 		b.close()
 		if err != nil {
-			fmt.Fprintf(os.Stderr, "bench: %s: %v\n", s.name, err)
-			os.Exit(1)
+			return fmt.Errorf("%s: %w", s.name, err)
 		}
 	}
+	return nil
 }
 
 // bench is one set-up's folder, harness file and bare command.
@@ -155,8 +186,8 @@ func (b *bench) capture() error {
 	if err != nil {
 		return err
 	}
-	b.shimRSS = peakRSS(cmd.Process.Pid)
-	b.initRSS = peakRSS(findInit())
+	b.shimRSS = memory(cmd.Process.Pid, "VmHWM:")
+	b.initRSS = memory(findInit(), "VmHWM:")
 	runDir, err := runFolder(b.user.Uid, id)
 	if err != nil {
 		return err
@@ -222,11 +253,12 @@ func findInit() int {
 	return 0
 }
 
-// peakRSS is VmHWM in KiB.
-func peakRSS(pid int) int {
+// memory is one of a process's figures in KiB: VmHWM: is the most it had resident,
+// VmRSS: what it has now (proc_pid_status(5)).
+func memory(pid int, key string) int {
 	text, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	for line := range strings.Lines(string(text)) {
-		if f := strings.Fields(line); len(f) == 3 && f[0] == "VmHWM:" {
+		if f := strings.Fields(line); len(f) == 3 && f[0] == key {
 			n, _ := strconv.Atoi(f[1])
 			return n
 		}
