@@ -12,21 +12,31 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// chunk is what is asked for at once. A pipe takes sixteen pieces, which may be larger
-// than a page.
-const chunk = 1 << 20
+// Pipes are as large as pipeSize as long as there are no more than keptPipes: what
+// lies in one is memory that nobody is charged for. Others have the kernel's default
+// size, a quarter of it.
+const (
+	pipeSize  = 256 << 10
+	keptPipes = 64
+)
 
 // pipes moves bytes between sockets inside the kernel, through pipes that are taken
 // only while there is something to move: an idle connection has none.
 type pipes struct {
 	free chan *pipe
+	kept atomic.Int64
 	// stall is how long a write waits before the other end is looked at.
 	stall time.Duration
 }
 
-type pipe struct{ r, w int }
+type pipe struct {
+	r, w int
+	kept bool
+}
 
-func newPipes(stall time.Duration) *pipes { return &pipes{free: make(chan *pipe, 32), stall: stall} }
+func newPipes(stall time.Duration) *pipes {
+	return &pipes{free: make(chan *pipe, keptPipes), stall: stall}
+}
 
 // get gives an empty pipe.
 func (p *pipes) get() (*pipe, error) {
@@ -39,19 +49,30 @@ func (p *pipes) get() (*pipe, error) {
 	if err := unix.Pipe2(fds[:], unix.O_CLOEXEC|unix.O_NONBLOCK); err != nil {
 		return nil, os.NewSyscallError("pipe2", err)
 	}
-	return &pipe{fds[0], fds[1]}, nil
+	one := &pipe{r: fds[0], w: fds[1], kept: p.kept.Add(1) <= keptPipes}
+	if !one.kept {
+		p.kept.Add(-1)
+		return one, nil
+	}
+	// Past pipe-user-pages-soft (pipe(7)) it stays as small as it is.
+	_, _ = unix.FcntlInt(uintptr(one.w), unix.F_SETPIPE_SZ, pipeSize)
+	return one, nil
 }
 
 // put takes an empty pipe back.
 func (p *pipes) put(one *pipe) {
-	select {
-	case p.free <- one:
-	default:
-		one.close()
+	if one.kept {
+		p.free <- one // there is room for all that are kept
+		return
 	}
+	p.drop(one)
 }
 
-func (one *pipe) close() {
+// drop closes a pipe with what is in it.
+func (p *pipes) drop(one *pipe) {
+	if one.kept {
+		p.kept.Add(-1)
+	}
 	unix.Close(one.r)
 	unix.Close(one.w)
 }
@@ -61,7 +82,7 @@ func (p *pipes) close() {
 	for {
 		select {
 		case one := <-p.free:
-			one.close()
+			p.drop(one)
 		default:
 			return
 		}
@@ -118,7 +139,7 @@ func (p *pipes) copy(dst, src *net.TCPConn, moved *int64) error {
 			return err
 		}
 		if err := p.drain(dst, to, from, one, n); err != nil {
-			one.close()
+			p.drop(one)
 			return err
 		}
 		p.put(one)
@@ -132,7 +153,7 @@ func (p *pipes) fill(from syscall.RawConn) (one *pipe, n int, err error) {
 		if one, err = p.get(); err != nil {
 			return true
 		}
-		if n, err = splice(int(fd), one.w, chunk); n > 0 {
+		if n, err = splice(int(fd), one.w, pipeSize); n > 0 {
 			return true
 		}
 		p.put(one)
