@@ -38,7 +38,7 @@ type webConn struct {
 	ctx            context.Context
 	closed         chan struct{}
 	closing        sync.Once
-	connected      atomic.Bool
+	dialled        atomic.Pointer[netip.Addr] // the first address outside
 	requests       atomic.Int64
 	sent, received atomic.Int64
 }
@@ -225,7 +225,7 @@ func (c *webConn) dial(ctx context.Context, _, _ string) (net.Conn, error) {
 		}
 		return nil, &refusedError{v}
 	}
-	if c.connected.CompareAndSwap(false, true) {
+	if c.dialled.CompareAndSwap(nil, &addr) {
 		c.g.log(c.target.event(v, addr))
 	}
 	return &outside{out, context.AfterFunc(c.ctx, func() { reset(out) })}, nil
@@ -298,8 +298,10 @@ func (c *webConn) ended() {
 			Rule: c.target.verdict.Rule, Reason: RefusedRequest, Why: "no HTTP/1 request came", Entry: entryWith(c.target, "raw"),
 		}, "")
 	}
-	if c.connected.Load() {
-		c.g.log(c.target.end(c.sent.Load(), c.received.Load()))
+	if addr := c.dialled.Load(); addr != nil {
+		t := c.target
+		t.addr = *addr
+		c.g.log(t.end(c.sent.Load(), c.received.Load()))
 	}
 }
 

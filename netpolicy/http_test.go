@@ -193,7 +193,7 @@ func TestEachRequest(t *testing.T) {
 	if s.taken.Load() != 1 || len(s.requests()) != 2 {
 		t.Errorf("%d connections, %q", s.taken.Load(), s.requests())
 	}
-	if e := w.seen("end", func(e Event) bool { return e.Kind == EventEnd }); e.Sent == 0 || e.Received == 0 {
+	if e := w.seen("end", func(e Event) bool { return e.Kind == EventEnd }); e.Sent == 0 || e.Received == 0 || e.Addr.String() != "127.0.0.1" {
 		t.Errorf("%+v", e)
 	}
 }
@@ -474,7 +474,6 @@ func FuzzHTTP(f *testing.F) {
 	}
 	s := newWebServer(f)
 	w, target := newHTTPWorld(f, s.port)
-	w.g.limits.headWait = 200 * time.Millisecond
 	f.Fuzz(func(t *testing.T, in []byte) {
 		c, err := w.tryConnect(target)
 		if err != nil {
