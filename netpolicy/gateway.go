@@ -73,7 +73,7 @@ type Gateway struct {
 	table     decider
 	names     *Names
 	answers   Resolver
-	log       func(Event)
+	log       func(Event) error
 	listeners Listeners
 	limits    limits
 	resolver  *net.Resolver
@@ -101,14 +101,16 @@ type Gateway struct {
 }
 
 // NewGateway serves the listeners, which are the gateway's from now on, by the table.
-// It is not open yet. log is told each decision, from many goroutines at once.
-func NewGateway(t *Table, l Listeners, log func(Event)) *Gateway {
+// It is not open yet. log is told each decision, from many goroutines at once, and a
+// permission before a byte moves by it. Its error ends all traffic for good: nothing is
+// carried that is not logged.
+func NewGateway(t *Table, l Listeners, log func(Event) error) *Gateway {
 	g := newGateway(t, l, log)
 	g.start()
 	return g
 }
 
-func newGateway(t decider, l Listeners, log func(Event)) *Gateway {
+func newGateway(t decider, l Listeners, log func(Event) error) *Gateway {
 	g := &Gateway{
 		table: t, names: NewNames(), log: log, listeners: l, limits: defaultLimits(),
 		// Go's own resolver asks for the absolute name only, and gives up in time.
@@ -145,12 +147,7 @@ func (g *Gateway) Accepted() int64 { return g.accepted.Load() }
 // Close ends everything at once: listeners, connections, lookups. No byte moves
 // after it. An error says that something did not end in time.
 func (g *Gateway) Close() error {
-	g.mu.Lock()
-	g.closed = true
-	g.mu.Unlock()
-	g.cancel()
-	g.listeners.Close()
-	g.web.server.Close()
+	g.stop()
 	done := make(chan struct{})
 	go func() { g.running.Wait(); close(done) }()
 	select {
@@ -160,6 +157,25 @@ func (g *Gateway) Close() error {
 	case <-time.After(closeWait):
 		return fmt.Errorf("gateway: connections are open %s after its end", closeWait)
 	}
+}
+
+// stop ends everything and waits for nothing.
+func (g *Gateway) stop() {
+	g.mu.Lock()
+	g.closed = true
+	g.mu.Unlock()
+	g.cancel()
+	g.listeners.Close()
+	g.web.server.Close()
+}
+
+// tell logs an event, and reports whether there is still a log.
+func (g *Gateway) tell(e Event) bool {
+	if g.log(e) == nil {
+		return true
+	}
+	g.stop()
+	return false
 }
 
 // enter reports whether there is still something to do; running.Done is due then.

@@ -23,7 +23,7 @@ func benchWorld(b *testing.B, handle func(c *net.TCPConn)) (direct, relay string
 		w.g.original = func(*net.TCPConn) (netip.AddrPort, error) { return netip.AddrPortFrom(addr, uint16(s.port)), nil }
 		w.g.routing = hostRouting
 		w.g.limits.connRate, w.g.limits.dialRate = rate.Inf, rate.Inf
-		w.g.log = func(Event) {}
+		w.g.log = func(Event) error { return nil }
 	})
 	w.allow("api.example.com", s.port, Verdict{})
 	return s.Addr().String(), w.g.listeners.Relay.Addr().String()

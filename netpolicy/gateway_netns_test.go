@@ -35,7 +35,7 @@ func TestGatewayInNetns(t *testing.T) {
 			t.Error(err)
 			return
 		}
-		g := newGateway(policy, Listeners{DNS: box.dns, DNSTCP: tcp, Relay: box.relay}, func(e Event) { events <- e })
+		g := newGateway(policy, Listeners{DNS: box.dns, DNSTCP: tcp, Relay: box.relay}, func(e Event) error { events <- e; return nil })
 		g.resolver = z.resolver()
 		g.routing = func(netip.Addr) (bool, error) { return false, nil }
 		g.start()

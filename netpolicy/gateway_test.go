@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"os"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -99,6 +100,8 @@ type world struct {
 	mu     sync.Mutex
 	meant  map[netip.AddrPort]netip.AddrPort
 	events []Event
+	// logErr is what the log gives.
+	logErr error
 }
 
 // newWorld gives an open gateway. tune may change it before it starts.
@@ -143,10 +146,11 @@ func testListeners(t testing.TB) Listeners {
 	return Listeners{DNS: udp, DNSTCP: tcp, Relay: relay}
 }
 
-func (w *world) log(e Event) {
+func (w *world) log(e Event) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.events = append(w.events, e)
+	return w.logErr
 }
 
 // original waits until the test has said where the connection is meant to go.
@@ -846,5 +850,64 @@ func TestClose(t *testing.T) {
 	}
 	if err := w.g.Close(); err != nil {
 		t.Errorf("again: %v", err)
+	}
+}
+
+// wantEnded is for a connection that ends soon, in whatever way, without a byte.
+func wantEnded(t *testing.T, c *net.TCPConn) {
+	t.Helper()
+	_ = c.SetReadDeadline(time.Now().Add(2 * time.Second))
+	if got, err := io.ReadAll(c); len(got) > 0 || errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("%q, %v; want an end", got, err)
+	}
+}
+
+// TestUnlogged: from the first decision that can't be logged on, no byte is carried:
+// not by that connection, not by one that was open, not by a later one.
+func TestUnlogged(t *testing.T) {
+	for name, port := range map[string]func(w *world, s *server){
+		"any port": func(*world, *server) {}, "HTTP": func(w *world, s *server) { w.g.httpPort = s.port },
+	} {
+		t.Run(name, func(t *testing.T) {
+			var got atomic.Int64
+			s := newServer(t, "127.0.0.1:0", func(c *net.TCPConn) {
+				buf := make([]byte, 1024)
+				for {
+					n, err := c.Read(buf)
+					got.Add(int64(n))
+					if err != nil {
+						return
+					}
+				}
+			})
+			w := newWorld(t, func(w *world) {
+				w.zone.set("api.example.com", "127.0.0.1")
+				port(w, s)
+			})
+			target := w.allow("api.example.com", s.port, Verdict{})
+			const request = "GET / HTTP/1.1\r\nHost: api.example.com\r\n\r\n"
+			open := w.connect(target)
+			_, _ = open.Write([]byte(request))
+			w.seen("connect", func(e Event) bool { return e.Kind == EventConnect })
+			for end := time.Now().Add(2 * time.Second); got.Load() == 0 && time.Now().Before(end); time.Sleep(time.Millisecond) {
+			}
+			before := got.Load()
+			if before == 0 {
+				t.Fatal("the control's bytes don't arrive")
+			}
+			w.mu.Lock()
+			w.logErr = errors.New("no space left on device")
+			w.mu.Unlock()
+			c := w.connect(target)
+			_, _ = c.Write([]byte(request))
+			wantEnded(t, c)
+			wantEnded(t, open)
+			if c, err := w.tryConnect(target); err == nil {
+				wantEnded(t, c)
+			}
+			if after := got.Load(); after != before {
+				t.Errorf("%d bytes were carried and not logged", after-before)
+			}
+		})
 	}
 }

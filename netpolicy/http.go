@@ -128,7 +128,7 @@ func (w *web) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 func (c *webConn) log(v Verdict, detail string) {
 	e := c.target.event(v, netip.Addr{})
 	e.Kind, e.Detail = EventRequest, clip(detail)
-	c.g.log(e)
+	c.g.tell(e)
 }
 
 // judge decides on one request by what it says it is for. The detail is what was
@@ -221,12 +221,13 @@ func (c *webConn) dial(ctx context.Context, _, _ string) (net.Conn, error) {
 	out, addr, v := c.g.dial(ctx, c.target)
 	if out == nil {
 		if ctx.Err() == nil {
-			c.g.log(c.target.event(v, addr))
+			c.g.tell(c.target.event(v, addr))
 		}
 		return nil, &refusedError{v}
 	}
-	if c.dialled.CompareAndSwap(nil, &addr) {
-		c.g.log(c.target.event(v, addr))
+	if c.dialled.CompareAndSwap(nil, &addr) && !c.g.tell(c.target.event(v, addr)) {
+		reset(out)
+		return nil, net.ErrClosed
 	}
 	return &outside{out, context.AfterFunc(c.ctx, func() { reset(out) })}, nil
 }
@@ -301,7 +302,7 @@ func (c *webConn) ended() {
 	if addr := c.dialled.Load(); addr != nil {
 		t := c.target
 		t.addr = *addr
-		c.g.log(t.end(c.sent.Load(), c.received.Load()))
+		c.g.tell(t.end(c.sent.Load(), c.received.Load()))
 	}
 }
 

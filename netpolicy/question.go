@@ -18,7 +18,7 @@ func (g *Gateway) refusedName(name string) {
 	if name != "" {
 		v = g.table.Name(name, DefaultPort)
 	}
-	g.log(Event{Kind: EventName, Name: name, Verdict: v})
+	g.tell(Event{Kind: EventName, Name: name, Verdict: v})
 }
 
 // answerUDP answers the questions that come one by one. What comes too fast is

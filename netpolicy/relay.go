@@ -77,7 +77,7 @@ func (g *Gateway) serve(in *net.TCPConn) {
 	case !t.verdict.Allowed && t.port != g.httpPort:
 		g.refuse(in, t, t.verdict, "")
 	case !t.verdict.Allowed:
-		g.log(t.event(t.verdict, t.addr))
+		g.tell(t.event(t.verdict, t.addr))
 		g.web.serve(in, t)
 	case t.judged(g.httpPort):
 		g.web.serve(in, t)
@@ -111,7 +111,7 @@ func (g *Gateway) decide(in *net.TCPConn) (destination, error) {
 func (g *Gateway) refuse(in *net.TCPConn, t destination, v Verdict, detail string) {
 	e := t.event(v, t.addr)
 	e.Detail = clip(detail)
-	g.log(e)
+	g.tell(e)
 	reset(in)
 }
 
@@ -142,7 +142,11 @@ func (g *Gateway) carry(in *net.TCPConn, t destination) {
 	}
 	defer g.resetAtEnd(out)()
 	t.addr = addr
-	g.log(t.event(v, addr))
+	if !g.tell(t.event(v, addr)) {
+		reset(in)
+		reset(out)
+		return
+	}
 	_ = out.SetWriteDeadline(time.Now().Add(g.limits.headWait))
 	if _, err := out.Write(head); err != nil {
 		reset(in)
@@ -150,7 +154,7 @@ func (g *Gateway) carry(in *net.TCPConn, t destination) {
 	}
 	_ = out.SetWriteDeadline(time.Time{})
 	sent, received := g.pipes.pair(in, out)
-	g.log(t.end(sent+int64(len(head)), received))
+	g.tell(t.end(sent+int64(len(head)), received))
 }
 
 // resetAtEnd resets c when the gateway ends. The function it gives takes that back.

@@ -43,12 +43,14 @@ func (c *container) openEgress(ctx context.Context, hello wire.Hello, rec *Recor
 	return nil
 }
 
-// event is told every decision, before it takes effect.
-func (e *egress) event(ev netpolicy.Event) {
+// event is told every decision.
+func (e *egress) event(ev netpolicy.Event) error {
 	e.summary.Add(ev)
-	if e.log.Write(ev) != nil {
+	err := e.log.Write(ev)
+	if err != nil {
 		e.lost()
 	}
+	return err
 }
 
 // redirected reports whether the live probe's connection came to the gateway.

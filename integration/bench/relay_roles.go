@@ -389,11 +389,9 @@ func serveSandbox(dir string, cookie uint64, policy netpolicy.Policy) error {
 		return err
 	}
 	var summary netpolicy.Summary
-	g := netpolicy.NewGateway(policy.Table(), listeners, func(e netpolicy.Event) {
+	g := netpolicy.NewGateway(policy.Table(), listeners, func(e netpolicy.Event) error {
 		summary.Add(e)
-		if err := log.Write(e); err != nil {
-			panic(err)
-		}
+		return log.Write(e)
 	})
 	g.Open()
 	if err := out.Encode(answer{Text: "open"}); err != nil {
