@@ -1,6 +1,7 @@
 package netpolicy
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -89,6 +90,14 @@ type field struct {
 var (
 	fieldSPort = field{expr.PayloadBaseTransportHeader, 0}
 	fieldDPort = field{expr.PayloadBaseTransportHeader, 2}
+	fieldFlags = field{expr.PayloadBaseTransportHeader, 13}
+)
+
+// The flags of a TCP header that tell what asks for a connection: of FIN, SYN, RST and
+// ACK only SYN.
+const (
+	synMask = 0x17
+	synOnly = 0x02
 )
 
 func fieldSrc(six bool) field {
@@ -125,7 +134,17 @@ func (r PacketRule) exprs(six bool) []expr.Any {
 	if r.DPort != 0 {
 		out = append(out, load(fieldDPort, 2), equals(port(r.DPort)))
 	}
+	if r.Syn {
+		out = append(out, matchMasked(fieldFlags, []byte{synOnly}, []byte{synMask})...)
+	}
+	if r.Limit != (Limit{}) {
+		out = append(out, r.Limit.expr())
+	}
 	return append(out, r.act()...)
+}
+
+func (l Limit) expr() *expr.Limit {
+	return &expr.Limit{Type: expr.LimitTypePkts, Rate: uint64(l.PerSecond), Unit: expr.LimitTimeSecond, Burst: l.Burst}
 }
 
 func load(f field, n uint32) expr.Any {
@@ -137,12 +156,15 @@ func equals(data []byte) expr.Any { return &expr.Cmp{Op: expr.CmpOpEq, Register:
 func port(n uint16) []byte { return binary.BigEndian.AppendUint16(nil, n) }
 
 func matchPrefix(f field, p netip.Prefix) []expr.Any {
-	addr := p.Addr().AsSlice()
-	n := uint32(len(addr))
+	return matchMasked(f, p.Addr().AsSlice(), mask(p))
+}
+
+func matchMasked(f field, data, mask []byte) []expr.Any {
+	n := uint32(len(data))
 	return []expr.Any{
 		load(f, n),
-		&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: n, Mask: mask(p), Xor: make([]byte, n)},
-		equals(addr),
+		&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: n, Mask: mask, Xor: make([]byte, n)},
+		equals(data),
 	}
 }
 
@@ -233,6 +255,11 @@ func packetRule(exprs []expr.Any, six bool) (PacketRule, error) {
 			if e.Op != expr.CmpOpEq || !r.compared(loaded, masked, e.Data, six) {
 				return r, fmt.Errorf("%w: comparison %+v of %v", ErrReadBack, e, loaded)
 			}
+		case *expr.Limit:
+			r.Limit = Limit{PerSecond: uint32(e.Rate), Burst: e.Burst}
+			if *e != *r.Limit.expr() {
+				return r, fmt.Errorf("%w: limit %+v", ErrReadBack, e)
+			}
 		case *expr.Immediate:
 			r.To = binary.BigEndian.Uint16(e.Data)
 		case *expr.Redir:
@@ -267,6 +294,10 @@ func (r *PacketRule) compared(loaded, masked any, data []byte, six bool) bool {
 	case fieldDPort:
 		r.DPort = binary.BigEndian.Uint16(data)
 		return true
+	case fieldFlags:
+		m, _ := masked.([]byte)
+		r.Syn = bytes.Equal(m, []byte{synMask}) && bytes.Equal(data, []byte{synOnly})
+		return r.Syn
 	case expr.MetaKeyL4PROTO:
 		for name, number := range protocols {
 			if data[0] == number {

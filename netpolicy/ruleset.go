@@ -41,10 +41,29 @@ type PacketRule struct {
 	Proto string
 	// SPort and DPort are the ports; they need Proto.
 	SPort, DPort uint16
-	Action       Action
+	// Syn matches what asks for a TCP connection; it needs Proto tcp.
+	Syn bool
+	// Limit matches no more packets than it says, of those that match the rest.
+	Limit  Limit
+	Action Action
 	// To is Redirect's port.
 	To uint16
 }
+
+// Limit is a bucket that holds Burst packets and gets PerSecond new ones. Each rule has
+// its own. PerSecond divides 10,000, which is what iptables counts in.
+type Limit struct{ PerSecond, Burst uint32 }
+
+// What one sandbox may add to the kernel's connection table, which no cgroup accounts.
+// An entry lasts two minutes after its last packet (nf_conntrack's timeouts), and up to
+// one more until the kernel collects it, so there are at most some 125,000; a connection
+// that is open longer costs a socket, which is accounted. The gateway itself dials no
+// more than 200 a second. A question past the limit fails with EPERM at once, a
+// connection's SYN is sent again after a second.
+var (
+	questionLimit   = Limit{PerSecond: 400, Burst: 2000}
+	connectionLimit = Limit{PerSecond: 250, Burst: 4000}
+)
 
 // Chain is one output hook.
 type Chain struct {
@@ -74,6 +93,16 @@ func OpenRules(dnsPort, relayPort uint16) Ruleset {
 			{Src: listeners, Proto: "tcp", SPort: relayPort, Action: Return},
 			{Dst: loopback4, Action: NoTrack},
 			{Dst: own, Action: NoTrack},
+			{Dst: loopback4, Action: Return},
+			{Dst: own, Action: Return},
+			// What is redirected is tracked, so it is limited, and before it is tracked: a
+			// packet that is dropped later would still renew its entry. A limit of the
+			// number (connlimit) looks at every connection for each new one, and overlooks
+			// closed ones that are still in the table.
+			{Proto: "udp", DPort: 53, Limit: questionLimit, Action: Return},
+			{Proto: "udp", DPort: 53, Action: Drop},
+			{Proto: "tcp", Syn: true, Limit: connectionLimit, Action: Return},
+			{Proto: "tcp", Syn: true, Action: Drop},
 		}},
 		{Table: "nat", Policy: Accept, Rules: []PacketRule{
 			{Dst: loopback4, Action: Return},
@@ -133,6 +162,12 @@ func (c Chain) iptables(b *strings.Builder) {
 		}
 		if r.DPort != 0 {
 			fmt.Fprintf(b, " -m %s --dport %d", r.Proto, r.DPort)
+		}
+		if r.Syn {
+			fmt.Fprintf(b, " -m %s --tcp-flags FIN,SYN,RST,ACK SYN", r.Proto)
+		}
+		if r.Limit != (Limit{}) {
+			fmt.Fprintf(b, " -m limit --limit %d/sec --limit-burst %d", r.Limit.PerSecond, r.Limit.Burst)
 		}
 		fmt.Fprintf(b, " -j %s", target(r.Action))
 		if r.Action == Redirect {

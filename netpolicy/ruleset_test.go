@@ -1,11 +1,13 @@
 package netpolicy
 
 import (
+	"errors"
 	"flag"
 	"os"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/nftables/expr"
 )
 
 var update = flag.Bool("update", false, "rewrite the goldens in testdata")
@@ -37,5 +39,32 @@ func TestRulesRoundTrip(t *testing.T) {
 				t.Errorf("%+v gives %+v, %v", r, got, err)
 			}
 		}
+	}
+}
+
+// TestForeignExpressions: what no rule is made of is not taken for one.
+func TestForeignExpressions(t *testing.T) {
+	flags := func(mask, value byte) []expr.Any { return matchMasked(fieldFlags, []byte{value}, []byte{mask}) }
+	limit := func(change func(*expr.Limit)) []expr.Any {
+		l := connectionLimit.expr()
+		change(l)
+		return []expr.Any{l}
+	}
+	for name, exprs := range map[string][]expr.Any{
+		"another mask":    flags(0x02, 0x02),
+		"another flag":    flags(0x17, 0x10),
+		"no mask":         {load(fieldFlags, 1), equals([]byte{synOnly})},
+		"over":            limit(func(l *expr.Limit) { l.Over = true }),
+		"a minute":        limit(func(l *expr.Limit) { l.Unit = expr.LimitTimeMinute }),
+		"bytes":           limit(func(l *expr.Limit) { l.Type = expr.LimitTypePktBytes }),
+		"a rate too high": limit(func(l *expr.Limit) { l.Rate |= 1 << 32 }),
+		"a counter":       {&expr.Counter{}},
+	} {
+		if got, err := packetRule(exprs, false); !errors.Is(err, ErrReadBack) {
+			t.Errorf("%s: %+v, %v", name, got, err)
+		}
+	}
+	if _, err := packetRule(append(flags(synMask, synOnly), limit(func(*expr.Limit) {})...), false); err != nil {
+		t.Errorf("control: %v", err)
 	}
 }

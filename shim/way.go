@@ -144,7 +144,7 @@ func (c *container) hostPID(ctx context.Context) (string, error) {
 
 // wayHints are remedies for what a helper says, first match wins.
 var wayHints = []struct{ text, hint string }{
-	{"nftables", "as root: `modprobe -a nf_tables nft_chain_nat nft_redir nft_ct`, or a kernel with CONFIG_NF_TABLES, CONFIG_NFT_NAT, CONFIG_NFT_REDIR and CONFIG_NFT_CT"},
+	{"nftables", "as root: `modprobe -a nf_tables nft_chain_nat nft_redir nft_ct nft_limit`, or a kernel with CONFIG_NF_TABLES, CONFIG_NFT_NAT, CONFIG_NFT_REDIR, CONFIG_NFT_CT and CONFIG_NFT_LIMIT"},
 	{"not a fresh one", "look for what adds it to containers without a network: an OCI hook, a CNI plugin, a wrapper around the runtime"},
 	{"operation not permitted", ""},
 	{"permission denied", ""},
