@@ -2,6 +2,7 @@ package integration
 
 import (
 	"bytes"
+	"context"
 	"crypto/ecdh"
 	"crypto/ecdsa"
 	"crypto/elliptic"
@@ -22,6 +23,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -44,10 +46,12 @@ type zone struct {
 	mu    sync.Mutex
 	names map[string]func(n int) answer
 	asked map[string]int
+	// hints has the names with an HTTPS record.
+	hints map[string]bool
 }
 
 func newZone() *zone {
-	return &zone{names: map[string]func(int) answer{}, asked: map[string]int{}}
+	return &zone{names: map[string]func(int) answer{}, asked: map[string]int{}, hints: map[string]bool{}}
 }
 
 // set gives a name its addresses.
@@ -60,6 +64,14 @@ func (z *zone) on(name string, f func(n int) answer) {
 	z.mu.Lock()
 	defer z.mu.Unlock()
 	z.names[name] = f
+	z.asked[name+" A"] = 0
+}
+
+// https gives a name an HTTPS record.
+func (z *zone) https(name string) {
+	z.mu.Lock()
+	defer z.mu.Unlock()
+	z.hints[name] = true
 }
 
 // questions are how often each name was asked for, of any type.
@@ -69,12 +81,18 @@ func (z *zone) questions() map[string]int {
 	return maps.Clone(z.asked)
 }
 
-func (z *zone) start() error {
-	udp, err := net.ListenPacket("udp", ":53")
+// freeBind lets a socket answer from addresses that only a route makes the namespace's.
+var freeBind = net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
+	return c.Control(func(fd uintptr) { _ = unix.SetsockoptInt(int(fd), unix.SOL_IPV6, unix.IPV6_FREEBIND, 1) })
+}}
+
+// startAt serves an address of this thread's namespace, or all.
+func (z *zone) startAt(host string) error {
+	udp, err := freeBind.ListenPacket(context.Background(), "udp", host+":53")
 	if err != nil {
 		return err
 	}
-	tcp, err := net.Listen("tcp", ":53")
+	tcp, err := net.Listen("tcp", host+":53")
 	if err != nil {
 		return err
 	}
@@ -101,7 +119,11 @@ func (z *zone) answer(reply *dns.Msg, q dns.Question) {
 	if q.Qtype == dns.TypeA {
 		z.asked[name+" A"]++
 	}
+	hint := z.hints[name]
 	z.mu.Unlock()
+	if hint && q.Qtype == dns.TypeHTTPS {
+		reply.Answer = append(reply.Answer, resource(q.Name, "HTTPS", "1 . alpn=h2"))
+	}
 	if f == nil {
 		reply.Rcode = dns.RcodeNameError
 		return
@@ -168,7 +190,7 @@ func (a *authority) config() *tls.Config {
 		panic(err)
 	}
 	c := &tls.Config{GetCertificate: a.certificate, NextProtos: []string{"h2", "http/1.1"}}
-	for _, public := range []string{"a.example", "api.allowed.example"} {
+	for _, public := range []string{"a.example", "api.allowed.example", "ech.allowed.example"} {
 		c.EncryptedClientHelloKeys = append(c.EncryptedClientHelloKeys, tls.EncryptedClientHelloKey{
 			Config: echConfig(key.PublicKey().Bytes(), public), PrivateKey: key.Bytes(),
 		})

@@ -338,10 +338,10 @@ func (w *world) serve() error {
 	w.web.HandleFunc("/upgrade", upgrade)
 	return within(w.beyond, func() error {
 		return errors.Join(
-			w.seen.start("beyond0"), w.zone.start(), w.startWeb(80, false), w.startWeb(8080, false),
+			w.seen.start("beyond0"), w.zone.startAt(""), w.startWeb(80, false), w.startWeb(8080, false),
 			w.startWeb(443, true), w.startWeb(8443, true),
 			w.startTCP(echoPort, echoOnce), w.startTCP(5432, echoOnce), w.startTCP(853, echoOnce),
-			w.startTCP(sshPort, func(c net.Conn) { _, _ = io.WriteString(c, "SSH-2.0-world\r\n"); _, _ = io.Copy(io.Discard, c) }),
+			w.startTCP(sshPort, w.serveSSH),
 			w.startTCP(silentPort, func(c net.Conn) { _, _ = io.Copy(io.Discard, c) }),
 			w.startTCP(discardPort, w.discard),
 			startUDP(443), startUDP(123), startUDP(853), startUDP(5353), startUDP(5355), startUDP(echoPort),
@@ -480,7 +480,8 @@ func packetInfo(c *net.UDPConn, family string) error {
 // serveHost starts the host's own services. Each says its address.
 func (w *world) serveHost() error {
 	return within(w.caller, func() error {
-		var errs []error
+		// A resolver on the host's loopback, where Docker's embedded one is, too.
+		errs := []error{w.zone.startAt("127.0.0.53"), w.zone.startAt("127.0.0.11")}
 		for _, a := range hostServices() {
 			l, err := net.Listen("tcp", a)
 			if err != nil {
@@ -536,7 +537,7 @@ func worldTrials() []trial {
 		{"TLS", []string{"tls", at(publicAddr, 443), "a.example", "b.example"}, "", "ok: world sni=a.example host=b.example at=" + at(publicAddr, 443)},
 		{"TLS by IPv6", []string{"tls", at(publicAddr6, 443), "a.example", "b.example"}, "", "ok: world sni=a.example host=b.example at=" + at(publicAddr6, 443)},
 		{"hidden server name", []string{"tls", at(publicAddr, 443), "hidden.example", "b.example", "a.example"}, "", "ok: world sni=hidden.example host=b.example at=" + at(publicAddr, 443)},
-		{"the server speaks first", []string{"tcp", at(publicAddr, sshPort)}, "", "ok: SSH-2.0-world"},
+		{"the server speaks first", []string{"tcp", at(publicAddr, sshPort)}, "", "ok: SSH-2.0-Go"},
 		{"UDP", []string{"udp", at(publicAddr, 443), "quic"}, "", "ok: quic"},
 		{"UDP by IPv6", []string{"udp", at(publicAddr6, 443), "quic"}, "", "ok: quic"},
 		{"ICMP", []string{"datagram", "1", at(publicAddr, 0)}, "", "ok"},

@@ -11,6 +11,7 @@ import (
 	"bytes"
 	"crypto/ecdh"
 	"crypto/tls"
+	"crypto/x509"
 	"encoding/binary"
 	"encoding/json"
 	"errors"
@@ -35,6 +36,7 @@ import (
 var attempts = map[string]func(arg []string) (string, error){
 	"tcp": tcp, "udp": udp, "name": name, "dns": question, "tls": hello, "http": requests,
 	"datagram": datagram, "raw": raw, "echo": echo, "run": run, "many": many, "socket": socket, "upload": upload,
+	"fetch": fetch,
 }
 
 // patience bounds an attempt, late is when a refusal was not quick.
@@ -105,6 +107,8 @@ func afterConnect(err error) error {
 
 func connect(addr string) (net.Conn, error) {
 	c, err := net.DialTimeout("tcp", addr, patience)
+	// A reset right behind the handshake can be there before the caller looks.
+	err = afterConnect(err)
 	if err == nil {
 		err = c.SetDeadline(time.Now().Add(patience))
 	}
@@ -230,21 +234,24 @@ func requests(arg []string) (string, error) {
 	if _, err := io.WriteString(c, arg[1]); err != nil {
 		return "", afterConnect(err)
 	}
-	_ = c.(*net.TCPConn).CloseWrite()
 	var got []string
 	in := bufio.NewReader(c)
-	for {
+	for range strings.Count(arg[1], "\r\n\r\n") {
 		r, err := http.ReadResponse(in, nil)
+		if err != nil && len(got) == 0 {
+			return "", afterConnect(err)
+		}
 		if err != nil {
-			if len(got) == 0 {
-				return "", afterConnect(err)
-			}
-			return strings.Join(got, "; "), nil
+			break
+		}
+		if r.StatusCode == http.StatusSwitchingProtocols {
+			return "101 " + r.Header.Get("Upgrade"), nil
 		}
 		b, _ := io.ReadAll(r.Body)
 		line, _, _ := strings.Cut(string(b), "\n")
 		got = append(got, fmt.Sprintf("%d %s", r.StatusCode, line))
 	}
+	return strings.Join(got, "; "), nil
 }
 
 // datagram PROTOCOL ADDRESS sends eight bytes through a datagram socket of that protocol.
@@ -380,6 +387,24 @@ func upload(arg []string) (string, error) {
 			fmt.Fprintln(os.Stderr, "uploading")
 		}
 	}
+}
+
+// fetch URL CA-FILE uses net/http as programs do, and gives the first line.
+func fetch(arg []string) (string, error) {
+	ca, err := os.ReadFile(arg[1])
+	if err != nil {
+		return "", err
+	}
+	roots := x509.NewCertPool()
+	roots.AppendCertsFromPEM(ca)
+	transport := http.DefaultTransport.(*http.Transport).Clone()
+	transport.TLSClientConfig = &tls.Config{RootCAs: roots}
+	r, err := (&http.Client{Transport: transport, Timeout: patience}).Get(arg[0])
+	if err != nil {
+		return "", err
+	}
+	defer r.Body.Close()
+	return firstLine(r.Body)
 }
 
 func number(text string) int {
