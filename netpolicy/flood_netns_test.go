@@ -14,7 +14,7 @@ import (
 
 // unlimited is r without its limits.
 func unlimited(r Ruleset) Ruleset {
-	return without(r, func(p PacketRule) bool { return p.Limit != Limit{} || p.Action == Drop })
+	return without(r, func(p PacketRule) bool { return p.Limit != Limit{} || p.Action == Drop && !p.New })
 }
 
 func without(r Ruleset, drop func(PacketRule) bool) Ruleset {
@@ -328,4 +328,47 @@ func TestOrdinaryUseIsUnlimited(t *testing.T) {
 			t.Errorf("%d and %d more SYNs with a limit of one: this test can't fail", first, second)
 		}
 	})
+}
+
+// TestListenersBeginNothing: A56, what is sent to a listener's own address is untracked,
+// so its answers must not be what the table gets an entry for. The control lacks the
+// rules that see to it.
+func TestListenersBeginNothing(t *testing.T) {
+	const attempts = 200
+	entries := func(change func(*sandbox, Ruleset) Ruleset) (udp, tcp int) {
+		inSandbox(t, change, func(s *sandbox) {
+			buf := make([]byte, 64)
+			for range attempts {
+				c, err := net.Dial("udp4", s.dns.LocalAddr().String())
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				_, _ = c.Write([]byte("question"))
+				if _, from, err := s.dns.ReadFromUDPAddrPort(buf); err == nil {
+					_, _ = s.dns.WriteToUDPAddrPort([]byte("answer"), from)
+				}
+				c.Close()
+			}
+			udp = connections(t)
+			for range attempts {
+				c, _ := dial(t, s.relay.Addr().String())
+				if c == nil {
+					return
+				}
+				_, _ = c.Write([]byte("x")) // acknowledged before anybody accepts
+				_ = c.(*net.TCPConn).SetLinger(0)
+				c.Close() // untracked too
+			}
+			tcp = connections(t) - udp
+		})
+		return udp, tcp
+	}
+	if udp, tcp := entries(nil); udp != 0 || tcp != 0 {
+		t.Errorf("%d entries by UDP, %d by TCP", udp, tcp)
+	}
+	careless := func(_ *sandbox, r Ruleset) Ruleset { return without(r, func(p PacketRule) bool { return p.New }) }
+	if udp, tcp := entries(careless); udp < attempts/2 || tcp < attempts/2 {
+		t.Errorf("%d entries by UDP, %d by TCP without the rules: this test can't fail", udp, tcp)
+	}
 }

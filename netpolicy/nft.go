@@ -93,6 +93,9 @@ var (
 	fieldFlags = field{expr.PayloadBaseTransportHeader, 13}
 )
 
+// stateNew is a connection's state as nftables holds it, in the host's byte order.
+var stateNew = binary.NativeEndian.AppendUint32(nil, expr.CtStateBitNEW)
+
 // The flags of a TCP header that tell what asks for a connection: of FIN, SYN, RST and
 // ACK only SYN.
 const (
@@ -135,7 +138,10 @@ func (r PacketRule) exprs(six bool) []expr.Any {
 		out = append(out, load(fieldDPort, 2), equals(port(r.DPort)))
 	}
 	if r.Syn {
-		out = append(out, matchMasked(fieldFlags, []byte{synOnly}, []byte{synMask})...)
+		out = append(out, matchMasked(load(fieldFlags, 1), []byte{synOnly}, []byte{synMask})...)
+	}
+	if r.New {
+		out = append(out, matchMasked(&expr.Ct{Key: expr.CtKeySTATE, Register: 1}, stateNew, stateNew)...)
 	}
 	if r.Limit != (Limit{}) {
 		out = append(out, r.Limit.expr())
@@ -156,13 +162,15 @@ func equals(data []byte) expr.Any { return &expr.Cmp{Op: expr.CmpOpEq, Register:
 func port(n uint16) []byte { return binary.BigEndian.AppendUint16(nil, n) }
 
 func matchPrefix(f field, p netip.Prefix) []expr.Any {
-	return matchMasked(f, p.Addr().AsSlice(), mask(p))
+	addr := p.Addr().AsSlice()
+	return matchMasked(load(f, uint32(len(addr))), addr, mask(p))
 }
 
-func matchMasked(f field, data, mask []byte) []expr.Any {
+// matchMasked compares the bits of mask of what load loads.
+func matchMasked(load expr.Any, data, mask []byte) []expr.Any {
 	n := uint32(len(data))
 	return []expr.Any{
-		load(f, n),
+		load,
 		&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: n, Mask: mask, Xor: make([]byte, n)},
 		equals(data),
 	}
@@ -249,6 +257,8 @@ func packetRule(exprs []expr.Any, six bool) (PacketRule, error) {
 			loaded, masked = field{e.Base, e.Offset}, nil
 		case *expr.Meta:
 			loaded, masked = e.Key, nil
+		case *expr.Ct:
+			loaded, masked = e.Key, nil
 		case *expr.Bitwise:
 			masked = e.Mask
 		case *expr.Cmp:
@@ -298,6 +308,10 @@ func (r *PacketRule) compared(loaded, masked any, data []byte, six bool) bool {
 		m, _ := masked.([]byte)
 		r.Syn = bytes.Equal(m, []byte{synMask}) && bytes.Equal(data, []byte{synOnly})
 		return r.Syn
+	case expr.CtKeySTATE:
+		m, _ := masked.([]byte)
+		r.New = bytes.Equal(m, stateNew) && bytes.Equal(data, stateNew)
+		return r.New
 	case expr.MetaKeyL4PROTO:
 		for name, number := range protocols {
 			if data[0] == number {

@@ -43,6 +43,8 @@ type PacketRule struct {
 	SPort, DPort uint16
 	// Syn matches what asks for a TCP connection; it needs Proto tcp.
 	Syn bool
+	// New matches what would begin an entry in the kernel's connection table.
+	New bool
 	// Limit matches no more packets than it says, of those that match the rest.
 	Limit  Limit
 	Action Action
@@ -112,6 +114,11 @@ func OpenRules(dnsPort, relayPort uint16) Ruleset {
 			{Proto: "tcp", Action: Redirect, To: relayPort},
 		}},
 		{Table: "filter", Policy: Drop, Rules: []PacketRule{
+			// An answer to what was not redirected, which nobody limits, is no answer to
+			// the kernel but the beginning of a connection, and would be kept for days.
+			{Src: listeners, Proto: "udp", SPort: dnsPort, New: true, Action: Drop},
+			{Src: listeners, Proto: "tcp", SPort: dnsPort, New: true, Action: Drop},
+			{Src: listeners, Proto: "tcp", SPort: relayPort, New: true, Action: Drop},
 			{Dst: loopback4, Action: Accept},
 			{Dst: own, Action: Accept},
 		}},
@@ -165,6 +172,9 @@ func (c Chain) iptables(b *strings.Builder) {
 		}
 		if r.Syn {
 			fmt.Fprintf(b, " -m %s --tcp-flags FIN,SYN,RST,ACK SYN", r.Proto)
+		}
+		if r.New {
+			b.WriteString(" -m conntrack --ctstate NEW")
 		}
 		if r.Limit != (Limit{}) {
 			fmt.Fprintf(b, " -m limit --limit %d/sec --limit-burst %d", r.Limit.PerSecond, r.Limit.Burst)

@@ -44,7 +44,9 @@ func TestRulesRoundTrip(t *testing.T) {
 
 // TestForeignExpressions: what no rule is made of is not taken for one.
 func TestForeignExpressions(t *testing.T) {
-	flags := func(mask, value byte) []expr.Any { return matchMasked(fieldFlags, []byte{value}, []byte{mask}) }
+	flags := func(mask, value byte) []expr.Any {
+		return matchMasked(load(fieldFlags, 1), []byte{value}, []byte{mask})
+	}
 	limit := func(change func(*expr.Limit)) []expr.Any {
 		l := connectionLimit.expr()
 		change(l)
@@ -54,6 +56,8 @@ func TestForeignExpressions(t *testing.T) {
 		"another mask":    flags(0x02, 0x02),
 		"another flag":    flags(0x17, 0x10),
 		"no mask":         {load(fieldFlags, 1), equals([]byte{synOnly})},
+		"another state":   matchMasked(&expr.Ct{Key: expr.CtKeySTATE, Register: 1}, make([]byte, 4), stateNew),
+		"a mark":          matchMasked(&expr.Ct{Key: expr.CtKeyMARK, Register: 1}, stateNew, stateNew),
 		"over":            limit(func(l *expr.Limit) { l.Over = true }),
 		"a minute":        limit(func(l *expr.Limit) { l.Unit = expr.LimitTimeMinute }),
 		"bytes":           limit(func(l *expr.Limit) { l.Type = expr.LimitTypePktBytes }),
