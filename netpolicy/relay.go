@@ -123,7 +123,8 @@ func (g *Gateway) carry(in *net.TCPConn, t destination) {
 	var head []byte
 	if t.judged(g.tlsPort) {
 		_ = in.SetReadDeadline(time.Now().Add(g.limits.headWait))
-		h := readHello(in, g.limits.helloBytes)
+		var h hello
+		apart(func() { h = readHello(in, g.limits.helloBytes) })
 		if h.gone {
 			return // it was closed without a word: nothing was decided, nothing leaves
 		}
@@ -134,7 +135,7 @@ func (g *Gateway) carry(in *net.TCPConn, t destination) {
 		_ = in.SetReadDeadline(time.Time{})
 		head = h.raw
 	}
-	out, addr, v := g.dial(g.ctx, t)
+	out, addr, v := g.reach(t)
 	if out == nil {
 		t.addr = addr
 		g.refuse(in, t, v, "")
@@ -155,6 +156,23 @@ func (g *Gateway) carry(in *net.TCPConn, t destination) {
 	_ = out.SetWriteDeadline(time.Time{})
 	sent, received := g.pipes.pair(in, out)
 	g.tell(t.end(sent+int64(len(head)), received))
+}
+
+// reach dials the target.
+func (g *Gateway) reach(t destination) (out *net.TCPConn, addr netip.Addr, v Verdict) {
+	apart(func() { out, addr, v = g.dial(g.ctx, t) })
+	return out, addr, v
+}
+
+// apart runs f on a stack of its own. One that has grown stays large until the next
+// garbage collections, and a connection's own lasts as long as the connection.
+func apart(f func()) {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		f()
+	}()
+	<-done
 }
 
 // resetAtEnd resets c when the gateway ends. The function it gives takes that back.
