@@ -6,12 +6,17 @@ import (
 	"net"
 	"net/netip"
 	"strconv"
+	"strings"
 	"sync"
 	"syscall"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
+
+// maxDialled is how many of one name's addresses are dialled: an answer may hold
+// thousands, and each costs a packet.
+const maxDialled = 16
 
 // attempts judges each address of one target right before it is dialled.
 type attempts struct {
@@ -20,13 +25,16 @@ type attempts struct {
 	port    int
 
 	mu      sync.Mutex
-	allowed bool
+	allowed int
 	// refused is the last refusal, and what it was for.
 	refused     Verdict
 	refusedAddr netip.Addr
 }
 
-var errRefusedAddress = errors.New("the policy refuses the address")
+var (
+	errRefusedAddress   = errors.New("the policy refuses the address")
+	errTooManyAddresses = errors.New("too many addresses, none of which answered")
+)
 
 // control is a net.Dialer's ControlContext: the socket it is called for connects to
 // this address and to no other.
@@ -42,11 +50,14 @@ func (a *attempts) control(_ context.Context, _, address string, _ syscall.RawCo
 	v := a.table.Dial(dst.Addr(), a.port, local)
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if !v.Allowed {
+	switch {
+	case !v.Allowed:
 		a.refused, a.refusedAddr = v, dst.Addr()
 		return errRefusedAddress
+	case a.allowed == maxDialled:
+		return errTooManyAddresses
 	}
-	a.allowed = true
+	a.allowed++
 	return nil
 }
 
@@ -54,7 +65,7 @@ func (a *attempts) control(_ context.Context, _, address string, _ syscall.RawCo
 func (a *attempts) verdict(t destination, err error) (netip.Addr, Verdict) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.refusedAddr.IsValid() && !a.allowed {
+	if a.refusedAddr.IsValid() && a.allowed == 0 {
 		return a.refusedAddr, a.refused
 	}
 	return t.addr, failure(t, err)
@@ -67,7 +78,12 @@ func failure(t destination, err error) Verdict {
 	var dns *net.DNSError
 	switch {
 	case errors.As(err, &dns):
-		v.Reason, v.Why = RefusedResolve, dns.Err
+		v.Reason, v.Why = RefusedResolve, "no answer from the resolver"
+		// An error of the connection to the resolver holds addresses of the host's own,
+		// and the sandbox reads this in the answer to a request.
+		if !strings.Contains(dns.Err, ":") {
+			v.Why = dns.Err
+		}
 	case errors.As(err, &errno):
 		v.Why = errno.Error()
 	case errors.Is(err, context.DeadlineExceeded):

@@ -1,6 +1,7 @@
 package netpolicy
 
 import (
+	"encoding/binary"
 	"net"
 
 	"github.com/miekg/dns"
@@ -24,9 +25,27 @@ type Resolver struct {
 	Refused func(name string)
 }
 
-// Answer gives the reply to one message, nil for what deserves none: a response, or
-// nothing that can be parsed. It never looks anything up.
+// maxRecords is how many questions and records a question may hold: it has one of
+// each, a transaction signature and little else.
+const maxRecords = 8
+
+// overfull looks at the counts only: a record of a few bytes can point to a name of
+// 255, and hundreds of those take long to read.
+func overfull(packet []byte) bool {
+	const counts, end = 4, 12 // RFC 1035 4.1.1
+	n := 0
+	for i := counts; i < end && len(packet) >= end; i += 2 {
+		n += int(binary.BigEndian.Uint16(packet[i:]))
+	}
+	return n > maxRecords
+}
+
+// Answer gives the reply to one message, nil for what deserves none: a response,
+// nothing that can be parsed, or more than a question has. It never looks anything up.
 func (r Resolver) Answer(packet []byte) []byte {
+	if overfull(packet) {
+		return nil
+	}
 	q := new(dns.Msg)
 	if err := q.Unpack(packet); err != nil || q.Response {
 		return nil

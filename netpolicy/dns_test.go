@@ -1,6 +1,7 @@
 package netpolicy
 
 import (
+	"bytes"
 	"fmt"
 	"net/netip"
 	"strings"
@@ -118,6 +119,30 @@ func TestResolverFormats(t *testing.T) {
 	edns.IsEdns0().SetVersion(1)
 	if reply := ask(t, r, edns); reply.Rcode != dns.RcodeBadVers || len(reply.Answer) != 0 {
 		t.Error(reply)
+	}
+}
+
+// TestOverfull: a packet whose records all point to one long name is not read. Without
+// the bound it takes a millisecond, and two thousand a second are let in.
+func TestOverfull(t *testing.T) {
+	for kind, record := range map[string][]byte{
+		"questions": {0xc0, 12, 0, 1, 0, 1},
+		"answers":   {0xc0, 12, 0, 2, 0, 1, 0, 0, 0, 0, 0, 2, 0xc0, 12},
+	} {
+		for n, answered := range map[int]bool{4: true, 250: false} {
+			packet := append(make([]byte, 12), bytes.Repeat([]byte{1, 'a'}, 126)...)
+			packet = append(packet, 0, 0, 1, 0, 1)
+			packet = append(packet, bytes.Repeat(record, n)...)
+			packet[5] = 1
+			if kind == "questions" {
+				packet[5] += byte(n)
+			} else {
+				packet[7] = byte(n)
+			}
+			if out := testResolver(nil).Answer(packet); (out != nil) != answered {
+				t.Errorf("%d %s: %x", n, kind, out)
+			}
+		}
 	}
 }
 

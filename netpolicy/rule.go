@@ -71,8 +71,9 @@ func (r Rule) String() string {
 // ParseRule reads one allow entry: NAME[:PORT], *.NAME[:PORT], ADDRESS[:PORT],
 // CIDR[:PORT], or [ADDRESS or CIDR]:PORT for IPv6. It refuses schemes, paths, user
 // information, spellings of addresses other than the canonical one, names that could
-// be taken for an address, wildcards at or above a public suffix, and what belongs to
-// the sandbox itself.
+// be taken for an address, wildcards at a public suffix or right above all of a kind
+// (*.kobe.jp, *.compute.amazonaws.com), and what belongs to the sandbox itself. It takes
+// a wildcard that is further above one: *.amazonaws.com, below which s3 is anybody's.
 func ParseRule(a harness.Allow) (Rule, error) {
 	r, err := parseTarget(a)
 	if err != nil {
@@ -81,7 +82,7 @@ func ParseRule(a harness.Allow) (Rule, error) {
 	if r.Name == "" {
 		return r, nil
 	}
-	if suffix, _ := publicsuffix.PublicSuffix(r.Name); r.Wildcard && suffix == r.Name {
+	if r.Wildcard && sharedBelow(r.Name) {
 		return Rule{}, ruleError(a.Host, "names below "+r.Name+" belong to anybody")
 	}
 	if r.Name == HostDomain || strings.HasSuffix(r.Name, "."+HostDomain) {
@@ -91,6 +92,17 @@ func ParseRule(a harness.Allow) (Rule, error) {
 		r.Port = DefaultPort
 	}
 	return r, nil
+}
+
+// sharedBelow reports whether names below a name belong to different owners, by the
+// public suffix list: the name is on it, or all names right below are.
+func sharedBelow(name string) bool {
+	for _, n := range []string{name, "any." + name} {
+		if suffix, _ := publicsuffix.PublicSuffix(n); suffix == n {
+			return true
+		}
+	}
+	return false
 }
 
 // ParseDeny reads one deny entry: as an allow entry, but without a port it is for all

@@ -45,7 +45,7 @@ func TestParseRule(t *testing.T) {
 
 func TestParseRuleRefuses(t *testing.T) {
 	for _, entry := range []string{
-		"", ".", "*", "*.", "*.*", "**.example.com", "foo.*.com", "f*.example.com", "*.com", "*.co.uk", "*.github.io", "com", "localhost",
+		"", ".", "*", "*.", "*.*", "**.example.com", "foo.*.com", "f*.example.com", "*.com", "*.co.uk", "*.github.io", "*.kobe.jp", "*.compute.amazonaws.com", "com", "localhost",
 		"https://example.com", "example.com/path", "user@example.com", "example.com\\x", "exa mple.com", "example.com%00", "ex\x00ample.com",
 		"example\u3002com", "b\u00fccher.example", "-a.example.com", "a-.example.com", "a..example.com", strings.Repeat("a", 64) + ".com",
 		strings.Repeat("a.", 127) + "com", "example.com:", "example.com:0", "example.com:65536", "example.com:+1", "example.com:01", "example.com:443:1",
