@@ -164,8 +164,11 @@ func nameRows(api string) []row {
 		{`api.allowed.example\032`, "ok: NXDOMAIN 0"},
 		{`api%00.allowed.example`, "ok: NXDOMAIN 0"},
 		{`api\227\128\130allowed.example`, "ok: NXDOMAIN 0"},
-		{"xapi.allowed.example", "ok: NXDOMAIN 0"}, {"wild.example", "ok: NXDOMAIN 0"}, {"xwild.example", "ok: NXDOMAIN 0"},
-		{"a.b.wild.example", "ok: NOERROR 1"}, {"api.allowed.example.evil.example", "ok: NXDOMAIN 0"},
+		{"xapi.allowed.example", "ok: NXDOMAIN 0"},
+		{"wild.example", "ok: NXDOMAIN 0"},
+		{"xwild.example", "ok: NXDOMAIN 0"},
+		{"a.b.wild.example", "ok: NOERROR 1"},
+		{"api.allowed.example.evil.example", "ok: NXDOMAIN 0"},
 	} {
 		rows = append(rows, row{"A15 A16 A18 " + a.name, []string{"dns", "udp", ask, a.name, "A"}, "", "", a.list})
 	}
@@ -233,9 +236,12 @@ func transportRows(api string) []row {
 		rows = append(rows, row{"A24 A41 " + name, op, "", "E*", "E*"})
 	}
 	for _, op := range [][]string{
-		{"/bin/busybox", "ip", "route", "add", "10.0.0.0/8", "dev", "lo"}, {"/bin/busybox", "ip", "link", "set", "lo", "down"},
-		{"/bin/busybox", "ip", "addr", "add", "192.0.2.9/32", "dev", "lo"}, {"/bin/busybox", "ip", "route", "flush", "table", "local"},
-		{"/bin/busybox", "unshare", "-n", "/bin/true"}, {"/bin/busybox", "ip", "link", "add", "v0", "type", "veth"},
+		{"/bin/busybox", "ip", "route", "add", "10.0.0.0/8", "dev", "lo"},
+		{"/bin/busybox", "ip", "link", "set", "lo", "down"},
+		{"/bin/busybox", "ip", "addr", "add", "192.0.2.9/32", "dev", "lo"},
+		{"/bin/busybox", "ip", "route", "flush", "table", "local"},
+		{"/bin/busybox", "unshare", "-n", "/bin/true"},
+		{"/bin/busybox", "ip", "link", "add", "v0", "type", "veth"},
 	} {
 		rows = append(rows, row{"A41 N17 " + strings.Join(op[1:], " "), append([]string{"run"}, op...), "", "ok: exit *", "ok: exit *"})
 	}
@@ -304,11 +310,20 @@ func hostRows() []row {
 // ownRows are the sandbox's own loopback: it works in every mode.
 func ownRows() attempts {
 	ops := attempts{
-		{"echo", "tcp", "127.0.0.1:0"}, {"echo", "tcp", "127.9.9.9:0"}, {"echo", "tcp", "0.0.0.0:0", "0.0.0.0"}, {"echo", "tcp", "[::1]:0"},
-		{"echo", "tcp", "[::]:0", "::1"}, {"echo", "tcp", "[::]:0", "localhost"}, {"echo", "tcp", "localhost:0", "localhost"},
+		{"echo", "tcp", "127.0.0.1:0"},
+		{"echo", "tcp", "127.9.9.9:0"},
+		{"echo", "tcp", "0.0.0.0:0", "0.0.0.0"},
+		{"echo", "tcp", "[::1]:0"},
+		{"echo", "tcp", "[::]:0", "::1"},
+		{"echo", "tcp", "[::]:0", "localhost"},
+		{"echo", "tcp", "localhost:0", "localhost"},
 		{"echo", "tcp", "0.0.0.0:0", "agentshim"},
-		{"echo", "udp", "127.0.0.1:0"}, {"echo", "udp", "127.9.9.9:0"}, {"echo", "udp", "0.0.0.0:0", "127.0.0.1"}, {"echo", "udp", "[::1]:0"},
-		{"echo", "tcp", "127.0.0.1:53"}, {"echo", "udp", "127.0.0.1:5353"},
+		{"echo", "udp", "127.0.0.1:0"},
+		{"echo", "udp", "127.9.9.9:0"},
+		{"echo", "udp", "0.0.0.0:0", "127.0.0.1"},
+		{"echo", "udp", "[::1]:0"},
+		{"echo", "tcp", "127.0.0.1:53"},
+		{"echo", "udp", "127.0.0.1:5353"},
 	}
 	return ops
 }
@@ -612,22 +627,26 @@ func entryText(t *testing.T, entry any) string {
 func TestLaunchRace(t *testing.T) {
 	w := outside(t)
 	w.settle()
-	runs := 50
-	if testing.Short() {
-		runs = 5
-	}
+	const runs = 50
 	good, bad := []string{"tcp", "db.allowed.example:5432", "x"}, []string{"tcp", at(publicAddr, echoPort), "x"}
 	each(t, func(t *testing.T, s setup) {
 		file := s.write(t, reachFields(t, allowed(), nil))
 		state := s.private(t)
 		flows := w.left(t, func() {
+			var wg sync.WaitGroup
+			turns := make(chan struct{}, 4)
 			for range runs {
-				ops := attempts{bad, good}
-				got := endings(t, s.call(t, call{Net: w, State: state}, "exec", "--spec", file, "--", ops.json(t)), ops)
-				if got.of(bad...) != "reset" || got.of(good...) != "ok: x" {
-					t.Errorf("%v", got)
-				}
+				turns <- struct{}{}
+				wg.Go(func() {
+					defer func() { <-turns }()
+					ops := attempts{bad, good}
+					got := endings(t, s.call(t, call{Net: w, State: state}, "exec", "--spec", file, "--", ops.json(t)), ops)
+					if got.of(bad...) != "reset" || got.of(good...) != "ok: x" {
+						t.Errorf("%v", got)
+					}
+				})
 			}
+			wg.Wait()
 		})
 		for _, f := range flows {
 			if f != "udp "+at(worldDNS, 53) && f != "tcp "+at(publicAddr, 5432) && f != "tcp "+at(publicAddr6, 5432) {
@@ -643,7 +662,8 @@ func TestFlood(t *testing.T) {
 	w := outside(t)
 	w.settle()
 	ops := attempts{
-		{"many", "400", at("192.175.48.40", silentPort)}, {"many", "400", at(publicAddr, silentPort)},
+		{"many", "400", at("192.175.48.40", silentPort)},
+		{"many", "400", at(publicAddr, silentPort)},
 		{"tcp", "db.allowed.example:5432", "x"},
 	}
 	each(t, func(t *testing.T, s setup) {
