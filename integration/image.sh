@@ -14,7 +14,8 @@
 #   volume  VOLUME /data
 #   user    USER 1234
 #   health  HEALTHCHECK that touches /health
-#   clients network clients as Debian ships them; needs a LAYER
+#   clients, chromium
+#           network clients as Debian ships them; they need a LAYER
 set -euo pipefail
 umask 022
 export LC_ALL=C
@@ -62,8 +63,8 @@ image_config() {
 	health)
 		echo '{"Cmd":["sh"],"Env":["PATH=/bin:/usr/bin"],"Healthcheck":{"Test":["CMD","touch","/health"],"Interval":1000000000,"Timeout":1000000000,"Retries":1}}'
 		;;
-	clients) echo '{"Cmd":["sh"],"Env":["PATH=/usr/local/bin:/usr/bin:/bin"]}' ;;
-	*) die "image $1 is not known" 'the names are: hello env volume user health clients' ;;
+	clients | chromium) echo '{"Cmd":["sh"],"Env":["PATH=/usr/local/bin:/usr/bin:/bin"]}' ;;
+	*) die "image $1 is not known" 'the names are: hello env volume user health clients chromium' ;;
 	esac
 }
 

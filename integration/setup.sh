@@ -38,13 +38,14 @@ readonly all_packages=(
 	iptables nftables busybox-static libseccomp-dev pkg-config gcc libc6-dev
 	tmux strace make git mmdebstrap musl-tools
 )
-# What the image of real clients holds beside Debian's base system. Debian's npm is
+# What the images of real clients hold beside Debian's base system. Debian's npm is
 # some hundred packages: it comes as npm's own one, in the version for this Node.js.
 readonly client_packages=(
 	ca-certificates curl wget git openssh-client python3-minimal libpython3-stdlib nodejs
 )
 readonly client_npm=npm@10.9.9
-readonly client_cache=/var/cache/agentshim-test
+readonly chromium_packages=(ca-certificates chromium-headless-shell)
+readonly image_cache=/var/cache/agentshim-test
 readonly bench_packages=(tinyproxy-bin squid)
 readonly hello_packages=(docker.io runc iptables busybox-static)
 # The same needs as programs, for a system without dpkg.
@@ -380,7 +381,8 @@ load_everywhere() {
 images() {
 	local names=("${all_images[@]}")
 	with_archive load_everywhere
-	clients
+	debian_image clients "${client_packages[@]}"
+	debian_image chromium "${chromium_packages[@]}"
 }
 
 # apt_sources prints the machine's files of package sources.
@@ -391,41 +393,47 @@ apt_sources() {
 	done
 }
 
-# clients makes the image of real clients anew when a version of what it names is
-# another than that of the kept one, and loads it.
-clients() {
-	local key dir
+# debian_image NAME PACKAGE... makes the image anew when a package has another version
+# than in the kept one, and loads it.
+debian_image() {
+	local name=$1 key dir
+	shift
 	key=$( (
-		printf '%s\n' "${client_packages[@]}" "$client_npm"
-		apt-cache policy "${client_packages[@]}" | grep Candidate
+		printf '%s\n' "$@" "$client_npm"
+		apt-cache policy "$@" | grep Candidate
 		cat "$here/image.sh"
-		declare -f make_clients
+		declare -f make_image
 	) | sha256sum | cut -c1-16)
-	dir=$client_cache/$key
+	dir=$image_cache/$name-$key
 	if [ ! -e "$dir/list" ]; then
-		rm -rf "$client_cache"
+		rm -rf "$image_cache/$name"-*
 		mkdir -p "$dir"
-		make_clients "$dir"
+		make_image "$dir" "$name" "$@"
 	fi
 	load_everywhere "$dir/images.tar" "$dir/list"
 }
 
-# make_clients DIR writes the archive and, when it is whole, its list into DIR.
-make_clients() {
-	local sources npm
+# make_image DIR NAME PACKAGE... writes the archive and, when it is whole, its list
+# into DIR.
+make_image() {
+	local dir=$1 name=$2 sources packages npm=() hook
+	shift 2
 	mapfile -t sources < <(apt_sources)
-	(cd "$1" && slowly 'fetching npm' 120 npm pack --silent "$client_npm")
-	npm=$(echo "$1"/npm-*.tgz)
-	# The packages' own scripts need no services, and nothing here reads the manuals.
-	slowly 'making the image of real clients' 900 mmdebstrap --mode=root --variant=apt --quiet \
-		--include="$(IFS=,; echo "${client_packages[*]}")" \
+	packages=$(IFS=,; echo "$*")
+	if [[ ",$packages," == *,nodejs,* ]]; then
+		(cd "$dir" && slowly 'fetching npm' 120 npm pack --silent "$client_npm")
+		hook="lib=\"\$1\"/usr/lib/node_modules/npm && mkdir -p \"\$lib\" && ln -s ../lib/node_modules/npm/bin/npm-cli.js \"\$1\"/usr/bin/npm &&
+			tar -xzf '$(echo "$dir"/npm-*.tgz)' -C \"\$lib\" --strip-components=1 --no-same-owner"
+		npm=(--customize-hook="$hook")
+	fi
+	# Nothing reads the manuals and translations.
+	slowly "making the image $name" 900 mmdebstrap --mode=root --variant=apt --quiet --include="$packages" \
 		--dpkgopt='path-exclude=/usr/share/doc/*' --dpkgopt='path-exclude=/usr/share/man/*' \
-		--dpkgopt='path-exclude=/usr/share/locale/*' \
-		--customize-hook="mkdir -p \"\$1\"/usr/lib/node_modules/npm && tar -xzf '$npm' -C \"\$1\"/usr/lib/node_modules/npm --strip-components=1 --no-same-owner && ln -s ../lib/node_modules/npm/bin/npm-cli.js \"\$1\"/usr/bin/npm" \
-		"$(. /etc/os-release && echo "$VERSION_CODENAME")" "$1/layer.tar" "${sources[@]}"
-	"$here/image.sh" "$1/images.tar" "clients=$1/layer.tar" >"$1/list.new"
-	rm -f "$1/layer.tar" "$npm"
-	mv "$1/list.new" "$1/list"
+		--dpkgopt='path-exclude=/usr/share/locale/*' "${npm[@]}" \
+		"$(. /etc/os-release && echo "$VERSION_CODENAME")" "$dir/layer.tar" "${sources[@]}"
+	"$here/image.sh" "$dir/images.tar" "$name=$dir/layer.tar" >"$dir/list.new"
+	rm -f "$dir/layer.tar" "$dir"/npm-*.tgz
+	mv "$dir/list.new" "$dir/list"
 }
 
 all() {
