@@ -185,8 +185,10 @@ func shortAddr(path string) (addr *net.UnixAddr, done func(), err error) {
 	return &net.UnixAddr{Net: "unixpacket", Name: name}, func() { dir.Close() }, nil
 }
 
-// Send hands over what Apply made, or its error, in one message.
+// Send hands over what Apply made, or its error, in one message. The sockets are
+// closed here, whatever becomes of it.
 func Send(conn *net.UnixConn, sockets Sockets, report Report, failed error) error {
+	defer sockets.Close()
 	if failed != nil {
 		sockets, report = nil, Report{Version: handoverVersion, Error: failed.Error()}
 	}

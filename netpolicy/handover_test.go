@@ -47,7 +47,6 @@ func handedOver(t *testing.T, helper func(conn *net.UnixConn)) (Listeners, Repor
 // honest hands over what Apply makes.
 func honest(t *testing.T, conn *net.UnixConn) {
 	sockets, report, err := Apply()
-	defer sockets.Close()
 	if err := errors.Join(err, Send(conn, sockets, report, err)); err != nil {
 		t.Error(err)
 	}

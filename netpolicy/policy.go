@@ -25,8 +25,12 @@ const (
 	Open = "open"
 )
 
-// ErrMode is Compile's error for a mode that is not built.
-var ErrMode = errors.New("egress mode not built")
+var (
+	// ErrMode is Compile's error for a mode that is not built.
+	ErrMode = errors.New("egress mode not built")
+	// ErrNoEffect is its error for an entry that changes nothing.
+	ErrNoEffect = errors.New("it has no effect")
+)
 
 // Policy is a compiled egress policy. Every mode starts from a network namespace
 // with no interface but loopback.
@@ -69,7 +73,7 @@ func Compile(e harness.Egress, presets map[string][]harness.Allow) (Policy, erro
 	c.entries(e, presets)
 	c.hostServices(e.HostServices)
 	if c.p.Mode == DenyAll && len(c.p.Allow)+len(c.p.Deny)+len(c.p.HostServices) > 0 {
-		c.fault("$.egress.mode", errors.New("deny-all leaves the other entries without effect; write allow-list"))
+		c.fault("$.egress.mode", fmt.Errorf("%w: deny-all goes before the other entries; write allow-list", ErrNoEffect))
 	}
 	if c.p.Mode == AllowList && len(c.p.Allow)+len(c.p.HostServices) == 0 {
 		c.p.Mode = DenyAll
@@ -147,7 +151,7 @@ func (c *compiler) hostServices(services []harness.HostService) {
 		c.fault(path+".name", err)
 		service := HostService{Name: name, Port: s.Port}
 		if slices.Contains(c.p.HostServices, service) {
-			c.fault(path, fmt.Errorf("%s:%d is there already", name, s.Port))
+			c.fault(path, fmt.Errorf("%w: %s:%d is there already", ErrNoEffect, name, s.Port))
 			continue
 		}
 		c.p.HostServices = append(c.p.HostServices, service)

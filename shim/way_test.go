@@ -103,7 +103,6 @@ func (b box) handOver(socket string, change func(*netpolicy.Report)) error {
 		}
 		defer conn.Close()
 		sockets, report, err := netpolicy.Apply()
-		defer sockets.Close()
 		change(&report)
 		return errors.Join(err, netpolicy.Send(conn, sockets, report, err))
 	})

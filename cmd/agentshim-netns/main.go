@@ -49,7 +49,6 @@ func run(socket, netns string, pid []string) error {
 	}
 	defer conn.Close()
 	sockets, report, failed := open(netns, pid)
-	defer sockets.Close()
 	return errors.Join(failed, netpolicy.Send(conn, sockets, report, failed))
 }
 
