@@ -933,3 +933,36 @@ func decisions(t *testing.T, state string) map[string]decision {
 	}
 	return out
 }
+
+// TestEgressTail: a run's decisions are shown while it runs, and tail ends with it.
+func TestEgressTail(t *testing.T) {
+	w := outside(t)
+	w.settle()
+	ops := attempts{{"tcp", at(publicAddr, echoPort), "x"}, {"many", "1", at("192.175.48.40", silentPort)}}
+	each(t, func(t *testing.T, s setup) {
+		state := s.private(t)
+		file := s.write(t, reachFields(t, allowed(), nil))
+		cmd, cancel := s.command(t, call{Net: w, State: state}, agentshim, "exec", "--spec", file, "--", ops.json(t))
+		defer cancel()
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		var logs []string
+		if !within10s(func() bool {
+			logs, _ = filepath.Glob(filepath.Join(state, "agentshim/runs/*/egress.jsonl"))
+			return len(logs) == 1
+		}) {
+			_ = cmd.Process.Kill()
+			t.Fatal("there is no log")
+		}
+		tail := s.call(t, call{State: state, Timeout: 30 * time.Second}, "egress", "tail", filepath.Base(filepath.Dir(logs[0]))).ok(t)
+		if err := cmd.Wait(); err != nil {
+			t.Errorf("the run: %v", err)
+		}
+		for _, want := range []string{"refused  " + at(publicAddr, echoPort), "allowed  " + at("192.175.48.40", silentPort), "end: 1 allowed, 1 refused"} {
+			if !strings.Contains(tail.Stdout, want) {
+				t.Errorf("tail has no %q:\n%s", want, tail.Stdout)
+			}
+		}
+	})
+}
