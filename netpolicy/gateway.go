@@ -25,15 +25,17 @@ type decider interface {
 // limits bound what a sandbox can make the gateway do: its work is done outside the
 // sandbox's own limits.
 type limits struct {
-	// conns are open connections, dnsConns those to the resolver.
-	conns, dnsConns int
+	// conns are open connections, webConns those of them to the HTTP port, dnsConns those
+	// to the resolver.
+	conns, webConns, dnsConns int
 	// Events per second; what comes faster waits in the kernel.
 	connRate, dialRate, requestRate, questionRate rate.Limit
 	// burst is how many of them may come at once.
 	burst int
 	// helloBytes is how long a TLS hello may be, with its record headers; headerBytes
-	// the same for the head of an HTTP request.
-	helloBytes, headerBytes int
+	// the same for the head of an HTTP message, and headerFields how many fields it may
+	// have: each takes a hundred bytes and more, and four bytes of the message.
+	helloBytes, headerBytes, headerFields int
 	// The waits for a hello or a request's head, for the next request of a connection,
 	// for resolving and dialling, for the next question, and for a write that nobody
 	// takes before its connection is looked at.
@@ -42,9 +44,9 @@ type limits struct {
 
 func defaultLimits() limits {
 	return limits{
-		conns: maxConns(), dnsConns: 64,
+		conns: maxConns(), webConns: 256, dnsConns: 64,
 		connRate: 500, dialRate: 200, requestRate: 1000, questionRate: 2000, burst: 1000,
-		helloBytes: 32 << 10, headerBytes: 64 << 10,
+		helloBytes: 32 << 10, headerBytes: 32 << 10, headerFields: 256,
 		headWait: 15 * time.Second, idleWait: 3 * time.Minute, dialWait: 30 * time.Second,
 		questionWait: 10 * time.Second, stallWait: 10 * time.Second,
 	}

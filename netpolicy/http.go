@@ -26,6 +26,8 @@ type web struct {
 	server *http.Server
 	proxy  *httputil.ReverseProxy
 	queue  chan *webConn
+	// slots are taken by the connections served.
+	slots chan struct{}
 }
 
 // webConn is one connection of the sandbox. Each has its own connections outside.
@@ -46,12 +48,12 @@ type webConn struct {
 type webConnKey struct{}
 
 func newWeb(g *Gateway) *web {
-	w := &web{g: g, queue: make(chan *webConn)}
+	w := &web{g: g, queue: make(chan *webConn), slots: make(chan struct{}, g.limits.webConns)}
 	silent := log.New(io.Discard, "", 0)
 	var http1 http.Protocols
 	http1.SetHTTP1(true)
 	w.proxy = &httputil.ReverseProxy{
-		Rewrite: rewrite, Transport: w, FlushInterval: -1, ErrorHandler: w.failed, ErrorLog: silent,
+		Rewrite: rewrite, ModifyResponse: w.bounded, Transport: w, FlushInterval: -1, ErrorHandler: w.failed, ErrorLog: silent,
 	}
 	w.server = &http.Server{
 		Handler: w, Protocols: &http1, ErrorLog: silent,
@@ -67,13 +69,20 @@ func newWeb(g *Gateway) *web {
 
 // serve has one connection served, and returns at its end.
 func (w *web) serve(in *net.TCPConn, t destination) {
+	select {
+	case w.slots <- struct{}{}:
+		defer func() { <-w.slots }()
+	default:
+		w.g.refuse(in, t, Verdict{Reason: RefusedLimit, Why: fmt.Sprintf("%d connections to port %d are open", cap(w.slots), t.port)}, "")
+		return
+	}
 	ctx, cancel := context.WithCancel(w.g.ctx)
 	defer cancel()
 	c := &webConn{Conn: in, g: w.g, target: t, ctx: ctx, closed: make(chan struct{})}
 	c.transport = &http.Transport{
 		DialContext: c.dial, DisableCompression: true, MaxIdleConnsPerHost: 1,
 		IdleConnTimeout: w.g.limits.idleWait, ExpectContinueTimeout: time.Second,
-		MaxResponseHeaderBytes: 1 << 20,
+		MaxResponseHeaderBytes: int64(w.g.limits.headerBytes),
 	}
 	defer c.transport.CloseIdleConnections()
 	select {
@@ -107,6 +116,10 @@ func (w *web) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 	defer w.g.running.Done()
 	c := r.Context().Value(webConnKey{}).(*webConn)
 	c.requests.Add(1)
+	if len(r.Header) > w.g.limits.headerFields {
+		refuse(rw, http.StatusRequestHeaderFieldsTooLarge, c.target, Verdict{Why: errManyFields.Error()}, "")
+		return
+	}
 	if !c.target.verdict.Allowed {
 		refuse(rw, http.StatusForbidden, c.target, c.target.verdict, "")
 		return
@@ -122,6 +135,17 @@ func (w *web) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 	// The answer's header is the target's own: nothing is guessed or added.
 	rw.Header()["Content-Type"], rw.Header()["Date"] = nil, nil
 	w.proxy.ServeHTTP(rw, r)
+}
+
+var errManyFields = errors.New("too many header fields")
+
+// bounded refuses an answer whose head would take much memory for as long as nobody
+// takes it.
+func (w *web) bounded(r *http.Response) error {
+	if len(r.Header) > w.g.limits.headerFields {
+		return errManyFields
+	}
+	return nil
 }
 
 // log tells of a request that is not passed on.
@@ -265,6 +289,8 @@ func refuse(rw http.ResponseWriter, code int, t destination, v Verdict, detail s
 	h.Set("X-Content-Type-Options", "nosniff")
 	rw.WriteHeader(code)
 	fmt.Fprintln(rw, refusalLine(t, v, detail))
+	// net/http waits for the rest of the request's body.
+	_ = http.NewResponseController(rw).SetReadDeadline(time.Now())
 }
 
 // refusalLine is the line for people: what, why, what to write.

@@ -3,6 +3,7 @@ package netpolicy
 import (
 	"bufio"
 	"bytes"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -457,6 +458,68 @@ func TestHTTPGoesAway(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestManyFields: a head is as large in memory as it has fields, and stays there as
+// long as somebody likes: its body is awaited, and its receiver.
+func TestManyFields(t *testing.T) {
+	fields := func(n int) string {
+		var b strings.Builder
+		for i := range n {
+			fmt.Fprintf(&b, "%x:\r\n", i)
+		}
+		return b.String()
+	}
+	s := newServer(t, "127.0.0.1:0", func(c *net.TCPConn) {
+		req, err := http.ReadRequest(bufio.NewReader(c))
+		if err != nil {
+			return
+		}
+		n, _ := strconv.Atoi(req.URL.Query().Get("n"))
+		fmt.Fprintf(c, "HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 0\r\n%s\r\n", fields(n))
+	})
+	w, target := newHTTPWorld(t, s.port)
+	for _, c := range []struct{ sent, answered, code int }{{100, 100, 200}, {1000, 0, 431}, {0, 1000, 502}, {0, 10000, 502}} {
+		in, body := w.connect(target), ""
+		if c.sent < 1000 {
+			body = "nine more"
+		}
+		_, resp, body := send(t, in, fmt.Sprintf("POST /?n=%d HTTP/1.1\r\nHost: web.example.com\r\nContent-Length: 9\r\n%s\r\n%s", c.answered, fields(c.sent), body))
+		if resp == nil || resp.StatusCode != c.code {
+			t.Fatalf("%+v: %v %q", c, resp, body)
+		}
+		if c.code == http.StatusOK {
+			continue
+		}
+		if _, err := in.Read(make([]byte, 1)); !errors.Is(err, io.EOF) {
+			t.Errorf("%+v: the connection is still open: %v", c, err)
+		}
+	}
+}
+
+// TestWebConnections: they have a number of their own.
+func TestWebConnections(t *testing.T) {
+	s := newWebServer(t)
+	w := newWorld(t, func(w *world) {
+		w.g.httpPort, w.g.limits.webConns = s.port, 1
+		w.zone.set("web.example.com", "127.0.0.1")
+	})
+	target := w.allow("web.example.com", s.port, Verdict{})
+	const get = "GET / HTTP/1.1\r\nHost: web.example.com\r\n\r\n"
+	first := w.connect(target)
+	if _, resp, _ := send(t, first, get); resp == nil || resp.StatusCode != http.StatusOK {
+		t.Fatalf("control: %v", resp)
+	}
+	wantReset(t, w.connect(target))
+	w.refused(EventConnect, RefusedLimit)
+	first.Close()
+	for range 100 {
+		if _, resp, _ := send(t, w.connect(target), get); resp != nil && resp.StatusCode == http.StatusOK {
+			return
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	t.Error("the connection's place is not free again")
 }
 
 // FuzzHTTP: whatever is sent, the server sees only requests for its own name.
