@@ -38,7 +38,11 @@ func relayPart() error {
 	if err != nil {
 		return err
 	}
-	fmt.Printf("relay: %d interleaved rounds; server, client and what is between them are processes on %d processors\n", *rounds, runtime.NumCPU())
+	fmt.Printf(`relay (%d interleaved rounds; server, client and what is between them are processes on %d processors)
+  The gateway's limits (1000 dials at once, then 200 in a second) are not reached. The relay without
+  rules copies and decides nothing: it shows what a second connection costs by itself. The proxies have
+  Debian's defaults and no cache.
+`, *rounds, runtime.NumCPU())
 	for _, part := range []func(*world) error{idleMemory, traffic, listLengths} {
 		back := w.mark()
 		err := part(w)
@@ -62,6 +66,7 @@ func idleMemory(w *world) error {
 			listed, _, err := w.relay(lengths[0])
 			return listed, err
 		}},
+		{"a relay without rules", w.plain},
 		{"tinyproxy", w.tinyproxy},
 		{"squid", w.squid},
 	}
@@ -78,9 +83,9 @@ func idleMemory(w *world) error {
 		}
 	}
 	fmt.Printf("\n  memory for %d idle connections (resident, of a fresh process; the kernel's own is not in it)\n", idle)
-	fmt.Printf("    %-20s %12s %12s %12s %14s\n", "", "before, MiB", "more, MiB", "ratio", "descriptors")
+	fmt.Printf("    %-22s %12s %12s %12s %14s\n", "", "before, MiB", "more, MiB", "ratio", "descriptors")
 	for k, kind := range kinds {
-		fmt.Printf("    %-20s %12.1f %12.1f %12.2f %14.0f\n", kind.name, mid(base[k])/1024, mid(grown[k])/1024, mid(grown[k])/mid(grown[0]), mid(fds[k]))
+		fmt.Printf("    %-22s %12.1f %12.1f %12.2f %14.0f\n", kind.name, mid(base[k])/1024, mid(grown[k])/1024, mid(grown[k])/mid(grown[0]), mid(fds[k]))
 	}
 	return nil
 }
@@ -111,16 +116,17 @@ func traffic(w *world) error {
 	listed, service, err1 := w.relay(lengths[0])
 	tiny, err2 := w.tinyproxy()
 	squid, err3 := w.squid()
-	if err := errors.Join(err1, err2, err3); err != nil {
+	plain, err4 := w.plain()
+	if err := errors.Join(err1, err2, err3, err4); err != nil {
 		return err
 	}
-	if err := streams([]way{w.direct(), service, tiny, squid}); err != nil {
+	if err := streams([]way{w.direct(), service, plain, tiny, squid}); err != nil {
 		return err
 	}
-	if err := latency([]way{w.direct(), service, listed, tiny, squid}); err != nil {
+	if err := latency([]way{w.direct(), service, listed, plain, tiny, squid}); err != nil {
 		return err
 	}
-	return bursts([]way{w.direct(), service, tiny, squid})
+	return bursts([]way{w.direct(), service, plain, tiny, squid})
 }
 
 // interleaved calls f for each way in each round, in another order each time.
@@ -137,16 +143,20 @@ func interleaved(ways []way, f func(i int) error) error {
 
 func streams(ways []way) error {
 	fmt.Printf("\n  throughput, medians [quartiles of the ratio of a round]\n")
-	fmt.Printf("    %-20s %10s %28s %22s\n", "", "GB/s", "ratio to direct", "carrier's CPU s/GB")
+	fmt.Printf("    %-22s %10s %28s %22s\n", "", "GB/s", "ratio to direct", "carrier's CPU s/GB")
 	for _, load := range []struct {
-		name   string
-		n      int
-		upload bool
-	}{{"one stream, download", 1, false}, {"one stream, upload", 1, true}, {"100 streams, download", 100, false}} {
+		name        string
+		n           int
+		upload, tls bool
+	}{
+		{"one stream, download", 1, false, false}, {"one stream, upload", 1, true, false},
+		{"one stream, download, TLS between client and server", 1, false, true},
+		{"100 streams, download", 100, false, false},
+	} {
 		speed, cpu := make([][]float64, len(ways)), make([]float64, len(ways))
 		err := interleaved(ways, func(i int) error {
 			before := processorTime(ways[i].carrier)
-			a, err := ways[i].ask(order{Op: "stream", N: load.n, Bytes: int64(streamed / load.n), Upload: load.upload})
+			a, err := ways[i].ask(order{Op: "stream", N: load.n, Bytes: int64(streamed / load.n), Upload: load.upload, TLS: load.tls})
 			cpu[i] += (processorTime(ways[i].carrier) - before).Seconds()
 			speed[i] = append(speed[i], streamed/1e9/a.Took.Seconds())
 			return err
@@ -156,7 +166,7 @@ func streams(ways []way) error {
 		}
 		fmt.Printf("   %s\n", load.name)
 		for i, one := range ways {
-			fmt.Printf("    %-20s %10.2f %28s %22.2f\n", one.name, mid(speed[i]), ratios(speed[i], speed[0]), cpu[i]/float64(*rounds)/(streamed/1e9))
+			fmt.Printf("    %-22s %10.2f %28s %22.2f\n", one.name, mid(speed[i]), ratios(speed[i], speed[0]), cpu[i]/float64(*rounds)/(streamed/1e9))
 		}
 	}
 	return nil
@@ -166,7 +176,7 @@ func streams(ways []way) error {
 // the server's first byte.
 func latency(ways []way) error {
 	fmt.Printf("\n  connecting, until the server's first byte: %d connections a round, %d in a second, beside open ones; ms\n", connects, pace)
-	fmt.Printf("    %-20s %8s %8s %12s %12s %22s\n", "", "p50", "p99", "added p50", "added p99", "ratio to direct, p50")
+	fmt.Printf("    %-22s %8s %8s %12s %12s %22s\n", "", "p50", "p99", "added p50", "added p99", "ratio to direct, p50")
 	for _, open := range []int{1, 100, 1000} {
 		err := holdAll(ways, open-1)
 		if err != nil {
@@ -178,7 +188,7 @@ func latency(ways []way) error {
 		}
 		fmt.Printf("   %d open\n", open)
 		for i, one := range ways {
-			fmt.Printf("    %-20s %8.2f %8.2f %12.2f %12.2f %22s\n", one.name,
+			fmt.Printf("    %-22s %8.2f %8.2f %12.2f %12.2f %22s\n", one.name,
 				all.pooled(i, 50), all.pooled(i, 99), mid(all.added(i, 50)), all.pooled(i, 99)-all.pooled(0, 99), ratios(all.p(i, 50), all.p(0, 50)))
 		}
 		for _, one := range ways {
@@ -238,8 +248,8 @@ func (t times) added(way, percent int) []float64 {
 
 // bursts makes many connections at once.
 func bursts(ways []way) error {
-	fmt.Printf("\n  connecting at once: until the server's first byte, ms; per connection, µs\n")
-	fmt.Printf("    %-20s %8s %8s %16s %22s\n", "", "p50", "p99", "all, per one", "ratio to direct, all")
+	fmt.Printf("\n  connecting at once, until the server's first byte: ms (over 1000: a lost SYN was sent again); per connection, µs\n")
+	fmt.Printf("    %-22s %8s %8s %16s %22s\n", "", "p50", "p99", "all, per one", "ratio to direct, all")
 	for _, n := range []int{100, 1000} {
 		all, took := make(times, len(ways)), make([][]float64, len(ways))
 		err := interleaved(ways, func(i int) error {
@@ -255,7 +265,7 @@ func bursts(ways []way) error {
 		}
 		fmt.Printf("   %d at once\n", n)
 		for i, one := range ways {
-			fmt.Printf("    %-20s %8.2f %8.2f %16.0f %22s\n", one.name, all.pooled(i, 50), all.pooled(i, 99), mid(took[i]), ratios(took[i], took[0]))
+			fmt.Printf("    %-22s %8.2f %8.2f %16.0f %22s\n", one.name, all.pooled(i, 50), all.pooled(i, 99), mid(took[i]), ratios(took[i], took[0]))
 		}
 	}
 	return nil
@@ -279,9 +289,9 @@ func listLengths(w *world) error {
 		return err
 	}
 	fmt.Printf("\n  allow-lists of names, wildcards and addresses: connecting to a listed name, ms\n")
-	fmt.Printf("    %-20s %8s %8s %28s %14s\n", "", "p50", "p99", "ratio to the shortest, p50", "resident, MiB")
+	fmt.Printf("    %-22s %8s %8s %28s %14s\n", "", "p50", "p99", "ratio to the shortest, p50", "resident, MiB")
 	for i, one := range ways {
-		fmt.Printf("    %-20s %8.2f %8.2f %28s %14.1f\n", one.name, all.pooled(i, 50), all.pooled(i, 99),
+		fmt.Printf("    %-22s %8.2f %8.2f %28s %14.1f\n", one.name, all.pooled(i, 50), all.pooled(i, 99),
 			ratios(all.p(i, 50), all.p(0, 50)), float64(memory(one.carrier, "VmRSS:"))/1024)
 	}
 	return nil

@@ -2,11 +2,17 @@ package main
 
 import (
 	"bufio"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
 	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"math/big"
 	"net"
 	"net/http"
 	"net/netip"
@@ -26,16 +32,17 @@ import (
 // The relay benchmark's own processes, so that each has its own memory and processor
 // time. They take orders on standard input, answer each on standard output, and end
 // with the input.
-var roles = map[string]func(args []string) error{"server": serverRole, "client": clientRole, "gateway": gatewayRole}
+var roles = map[string]func(args []string) error{"server": serverRole, "client": clientRole, "gateway": gatewayRole, "plain": plainRole}
 
 // order is what a client is told to do; target, n and the rest as the operation needs.
 type order struct {
 	Op     string
 	Target target
-	// N are connections, Rate how many are made in a second, Bytes those of each stream.
+	// N are connections, Rate how many are made in a second.
 	N, Rate int
-	Bytes   int64
-	Upload  bool
+	// Bytes are those of each stream, towards the client or else to the server.
+	Bytes       int64
+	Upload, TLS bool
 	// Path is the socket file of a hand-over, Name what is looked up.
 	Path, Name string
 }
@@ -94,11 +101,12 @@ func askProxy(w io.Writer, r *bufio.Reader, host string) error {
 
 // --- server -----------------------------------------------------------------
 
-// streamOrder is a stream's direction and length, before it.
+// What a server is told: that TLS begins, or, with a length, a stream's direction.
 const (
 	streamOrder = 9
 	download    = 'd'
 	upload      = 'u'
+	encrypted   = 't'
 )
 
 // buffer is how much both ends of a stream read and write at once.
@@ -112,27 +120,48 @@ func serverRole([]string) error {
 	if err := json.NewEncoder(os.Stdout).Encode(answer{Text: l.Addr().String()}); err != nil {
 		return err
 	}
-	go func() {
-		for {
-			c, err := l.Accept()
-			if err != nil {
-				return
-			}
-			go func() {
-				defer c.Close()
-				_ = serveStreams(c)
-			}()
+	certificate, err := newCertificate()
+	if err != nil {
+		return err
+	}
+	go serveAll(l, func(c net.Conn) {
+		defer c.Close()
+		if _, err := c.Write([]byte{0}); err == nil {
+			_ = serveStreams(c, &tls.Config{Certificates: []tls.Certificate{certificate}})
 		}
-	}()
-	_, err = io.Copy(io.Discard, os.Stdin)
+	})
+	return untilEnd()
+}
+
+func serveAll(l net.Listener, serve func(net.Conn)) {
+	for {
+		c, err := l.Accept()
+		if err != nil {
+			return
+		}
+		go serve(c)
+	}
+}
+
+// untilEnd waits for the end of the input.
+func untilEnd() error {
+	_, err := io.Copy(io.Discard, os.Stdin)
 	return err
 }
 
-// serveStreams says one byte, then does what it is told until the client ends.
-func serveStreams(c net.Conn) error {
-	if _, err := c.Write([]byte{0}); err != nil {
-		return err
+// newCertificate makes one that nobody checks.
+func newCertificate() (tls.Certificate, error) {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return tls.Certificate{}, err
 	}
+	template := &x509.Certificate{SerialNumber: big.NewInt(1), NotAfter: time.Now().Add(24 * time.Hour)}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
+	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}, err
+}
+
+// serveStreams does what it is told until the client ends.
+func serveStreams(c net.Conn, config *tls.Config) error {
 	for {
 		var head [streamOrder]byte
 		if _, err := io.ReadFull(c, head[:]); err != nil {
@@ -140,10 +169,15 @@ func serveStreams(c net.Conn) error {
 		}
 		n := int64(binary.BigEndian.Uint64(head[1:]))
 		var err error
-		if head[0] == download {
+		switch head[0] {
+		case encrypted:
+			c = tls.Server(c, config)
+		case download:
 			err = write(c, n)
-		} else if err = read(c, n); err == nil {
-			_, err = c.Write([]byte{0})
+		case upload:
+			if err = read(c, n); err == nil {
+				_, err = c.Write([]byte{0})
+			}
 		}
 		if err != nil {
 			return err
@@ -235,7 +269,6 @@ func handOver(path string) error {
 	}
 	defer conn.Close()
 	sockets, report, failed := netpolicy.Apply()
-	defer sockets.Close()
 	return errors.Join(failed, netpolicy.Send(conn, sockets, report, failed))
 }
 
@@ -314,7 +347,10 @@ func stream(o order) (answer, error) {
 	defer func() { closeConns(conns) }()
 	for i := range conns {
 		var err error
-		if conns[i], err = connect(o.Target); err != nil {
+		if conns[i], err = connect(o.Target); err == nil && o.TLS {
+			conns[i], err = encrypt(conns[i])
+		}
+		if err != nil {
 			return answer{}, err
 		}
 	}
@@ -327,12 +363,26 @@ func stream(o order) (answer, error) {
 	return answer{Took: time.Since(start)}, errors.Join(errs...)
 }
 
+func tell(c net.Conn, kind byte, n int64) error {
+	_, err := c.Write(binary.BigEndian.AppendUint64([]byte{kind}, uint64(n)))
+	return err
+}
+
+// encrypt goes on in TLS with a server that is not checked.
+func encrypt(c net.Conn) (net.Conn, error) {
+	if err := tell(c, encrypted, 0); err != nil {
+		return c, err
+	}
+	secured := tls.Client(c, &tls.Config{InsecureSkipVerify: true})
+	return secured, secured.Handshake()
+}
+
 func move(c net.Conn, o order) error {
 	kind := byte(download)
 	if o.Upload {
 		kind = upload
 	}
-	if _, err := c.Write(binary.BigEndian.AppendUint64([]byte{kind}, uint64(o.Bytes))); err != nil {
+	if err := tell(c, kind, o.Bytes); err != nil {
 		return err
 	}
 	if !o.Upload {
@@ -342,6 +392,39 @@ func move(c net.Conn, o order) error {
 		return err
 	}
 	return read(c, 1)
+}
+
+// --- a plain relay ----------------------------------------------------------
+
+// plainRole carries connections to the server at args[0] and decides nothing: what a
+// second connection costs by itself.
+func plainRole(args []string) error {
+	l, err := net.Listen("tcp4", "127.0.0.1:0")
+	if err != nil {
+		return err
+	}
+	if err := json.NewEncoder(os.Stdout).Encode(answer{Text: l.Addr().String()}); err != nil {
+		return err
+	}
+	go serveAll(l, func(in net.Conn) {
+		defer in.Close()
+		out, err := net.Dial("tcp4", args[0])
+		if err != nil {
+			return
+		}
+		defer out.Close()
+		ended := make(chan struct{}, 2)
+		pass := func(dst, src net.Conn) {
+			_, _ = io.Copy(dst, src) // splices
+			_ = dst.(*net.TCPConn).CloseWrite()
+			ended <- struct{}{}
+		}
+		go pass(in, out)
+		go pass(out, in)
+		<-ended
+		<-ended
+	})
+	return untilEnd()
 }
 
 // --- gateway ----------------------------------------------------------------
@@ -397,7 +480,7 @@ func serveSandbox(dir string, cookie uint64, policy netpolicy.Policy) error {
 	if err := out.Encode(answer{Text: "open"}); err != nil {
 		return err
 	}
-	_, err = io.Copy(io.Discard, os.Stdin)
+	err = untilEnd()
 	closed := g.Close()
 	_, logged := log.Close()
 	return errors.Join(err, closed, logged)
