@@ -177,7 +177,7 @@ func TestExitCodes(t *testing.T) {
 		true:  {0, 1, 2, 7, 42, 124, 125, 126, 127, 128, 130, 137, 143, 255},
 		false: {0, 125, 255},
 	}
-	each(t, func(t *testing.T, s setup) {
+	together(t, func(t *testing.T, s setup) {
 		file := s.write(t, nil)
 		for _, code := range codes[s.name == "docker-root"] {
 			r := s.call(t, call{}, "exec", "--quiet", "--spec", file, "--", fmt.Sprintf("exit %d", code))

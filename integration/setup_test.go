@@ -82,6 +82,22 @@ func each(t *testing.T, f func(t *testing.T, s setup)) {
 	}
 }
 
+// together is each for tests that look at their own runs only: stores that don't know
+// each other are used at the same time. It returns when all of them have ended.
+func together(t *testing.T, f func(t *testing.T, s setup)) {
+	Need(t)
+	t.Run("stores", func(t *testing.T) {
+		for store, users := range map[string][]setup{"docker": setups[:2], "podman": setups[2:3], "rootless": setups[3:]} {
+			t.Run(store, func(t *testing.T) {
+				t.Parallel()
+				for _, s := range users {
+					t.Run(s.name, func(t *testing.T) { f(t, s) })
+				}
+			})
+		}
+	})
+}
+
 func (s setup) rootless() bool { return s.name == "podman-rootless" }
 
 func (s setup) root() bool { return s.account == "root" }
