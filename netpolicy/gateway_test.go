@@ -538,7 +538,7 @@ func TestRefusedTargets(t *testing.T) {
 	} {
 		wantReset(t, w.connect(other))
 		e := w.refused(EventConnect, RefusedUnlisted)
-		if e.Conn == 0 || e.Port == 0 || (e.Name == "") != (e.Addr.IsValid()) || e.Verdict.Entry != other {
+		if e.Conn == 0 || e.Port == 0 || (e.Name == "") != e.Addr.IsValid() || e.Verdict.Entry != other {
 			t.Errorf("%s: %+v", other, e)
 		}
 		w.mu.Lock()

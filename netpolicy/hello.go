@@ -3,7 +3,6 @@ package netpolicy
 import (
 	"crypto/tls"
 	"errors"
-	"fmt"
 	"net"
 	"os"
 	"slices"
@@ -72,21 +71,16 @@ func (h hello) judge(t destination) Verdict {
 	switch {
 	case !h.complete:
 		refused.Reason, refused.Why = RefusedHello, "no TLS hello came"
-		refused.Entry = entryWith(t, "raw")
+		refused.Entry = OptionEntry(t.name, t.port, "raw")
 	case h.serverName == "":
 		refused.Reason, refused.Why = RefusedServerName, "its TLS hello names no server"
 	case err != nil || name != t.name:
 		refused.Reason, refused.Why = RefusedServerName, "its TLS hello is for another server"
 	case h.ech && !t.verdict.ECH:
 		refused.Reason, refused.Why = RefusedECH, "its TLS hello has an encrypted part"
-		refused.Entry = entryWith(t, "ech")
+		refused.Entry = OptionEntry(t.name, t.port, "ech")
 	default:
 		return t.verdict
 	}
 	return refused
-}
-
-// entryWith is an allow entry for the target with one more thing permitted.
-func entryWith(t destination, field string) string {
-	return fmt.Sprintf(`{"host": %q, "port": %d, %q: true}`, t.name, t.port, field)
 }

@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"net/http/httputil"
 	"net/netip"
+	"os"
 	"strconv"
 	"strings"
 	"sync"
@@ -36,7 +37,8 @@ type webConn struct {
 	g         *Gateway
 	target    destination
 	transport *http.Transport
-	// ctx ends with the connection.
+	// ctx ends with the connection, also when it is reset: broken ends it.
+	broken         func()
 	ctx            context.Context
 	closed         chan struct{}
 	closing        sync.Once
@@ -78,7 +80,7 @@ func (w *web) serve(in *net.TCPConn, t destination) {
 	}
 	ctx, cancel := context.WithCancel(w.g.ctx)
 	defer cancel()
-	c := &webConn{Conn: in, g: w.g, target: t, ctx: ctx, closed: make(chan struct{})}
+	c := &webConn{Conn: in, g: w.g, target: t, ctx: ctx, broken: cancel, closed: make(chan struct{})}
 	c.transport = &http.Transport{
 		DialContext: c.dial, DisableCompression: true, MaxIdleConnsPerHost: 1,
 		IdleConnTimeout: w.g.limits.idleWait, ExpectContinueTimeout: time.Second,
@@ -134,7 +136,11 @@ func (w *web) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 	}
 	// The answer's header is the target's own: nothing is guessed or added.
 	rw.Header()["Content-Type"], rw.Header()["Date"] = nil, nil
-	w.proxy.ServeHTTP(rw, r)
+	// The server takes the end of what a client sends for the end of its interest.
+	ctx, cancel := context.WithCancel(context.WithoutCancel(r.Context()))
+	defer cancel()
+	defer context.AfterFunc(c.ctx, cancel)()
+	w.proxy.ServeHTTP(rw, r.WithContext(ctx))
 }
 
 var errManyFields = errors.New("too many header fields")
@@ -322,7 +328,7 @@ func refusalLine(t destination, v Verdict, detail string) string {
 func (c *webConn) ended() {
 	if c.target.verdict.Allowed && c.requests.Load() == 0 && c.sent.Load() > 0 {
 		c.log(Verdict{
-			Rule: c.target.verdict.Rule, Reason: RefusedRequest, Why: "no HTTP/1 request came", Entry: entryWith(c.target, "raw"),
+			Rule: c.target.verdict.Rule, Reason: RefusedRequest, Why: "no HTTP/1 request came", Entry: OptionEntry(c.target.name, c.target.port, "raw"),
 		}, "")
 	}
 	if addr := c.dialled.Load(); addr != nil {
@@ -335,6 +341,9 @@ func (c *webConn) ended() {
 func (c *webConn) Read(p []byte) (int, error) {
 	n, err := c.Conn.Read(p)
 	c.sent.Add(int64(n))
+	if err != nil && !errors.Is(err, io.EOF) && !errors.Is(err, os.ErrDeadlineExceeded) {
+		c.broken()
+	}
 	return n, err
 }
 

@@ -460,6 +460,19 @@ func TestHTTPGoesAway(t *testing.T) {
 	}
 }
 
+// TestHTTPHalfClose: who says no more waits for the answer all the same, also a slow one.
+func TestHTTPHalfClose(t *testing.T) {
+	s := newServer(t, "127.0.0.1:0", func(c *net.TCPConn) {
+		_, _ = http.ReadRequest(bufio.NewReader(c))
+		time.Sleep(300 * time.Millisecond)
+		_, _ = io.WriteString(c, "HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\ndone")
+	})
+	w, target := newHTTPWorld(t, s.port)
+	if got := w.exchange(target, "GET / HTTP/1.1\r\nHost: web.example.com\r\n\r\n"); !strings.HasSuffix(got, "\r\n\r\ndone") {
+		t.Errorf("%q", got)
+	}
+}
+
 // TestManyFields: a head is as large in memory as it has fields, and stays there as
 // long as somebody likes: its body is awaited, and its receiver.
 func TestManyFields(t *testing.T) {
