@@ -57,7 +57,7 @@ func (c *compiler) egressNotes() {
 	if p.Mode == netpolicy.Open {
 		c.widen("egress:open", false, "the agent can reach every name that leads to a globally reachable address")
 	} else {
-		c.widen("egress:allow-list", false, "the agent can reach the %d targets and %d host services that the plan lists", len(p.Allow), len(p.HostServices))
+		c.widen("egress:allow-list", false, "the agent can reach what the plan lists: %d in all", len(p.Allow)+len(p.HostServices))
 	}
 	for _, r := range p.Allow {
 		switch {
