@@ -5,6 +5,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"log"
 	"os"
 	"os/signal"
 	"strings"
@@ -21,6 +23,8 @@ import (
 var version = "dev"
 
 func main() {
+	// net/http quotes what a server sends unasked in the standard log.
+	log.SetOutput(io.Discard)
 	ctx, stop := signalContext()
 	code := run(ctx, os.Args[1:])
 	stop()
