@@ -75,6 +75,8 @@ type way struct {
 	target target
 	// carrier is the process between client and server, 0 for none.
 	carrier int
+	// limited says that the carrier bounds how fast connections are made.
+	limited bool
 }
 
 func (w way) ask(o order) (answer, error) {
@@ -158,7 +160,7 @@ func (w *world) plain() (way, error) {
 		return way{}, err
 	}
 	a, err := p.answer()
-	return way{"a relay without rules", w.client, target{Dial: a.Text}, p.cmd.Process.Pid}, err
+	return way{"a relay without rules", w.client, target{Dial: a.Text}, p.cmd.Process.Pid, false}, err
 }
 
 // relay makes a sandbox's network namespace with a client in it and a gateway before
@@ -182,7 +184,7 @@ func (w *world) relay(entries int) (listed, service way, err error) {
 	to := func(kind, name string) (way, error) {
 		a, err := client.ask(order{Op: "resolve", Name: name})
 		_, port, _ := net.SplitHostPort(w.server)
-		return way{"relay, " + kind, client, target{Dial: net.JoinHostPort(a.Text, port)}, gateway.cmd.Process.Pid}, err
+		return way{"relay, " + kind, client, target{Dial: net.JoinHostPort(a.Text, port)}, gateway.cmd.Process.Pid, true}, err
 	}
 	listed, err1 := to("a name", listedName)
 	service, err2 := to("host service", serviceName+"."+netpolicy.HostDomain)
@@ -271,7 +273,7 @@ func (w *world) proxy(name, conf string, argv ...string) (way, error) {
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()
 	})
-	return way{name, w.client, target{Dial: addr, Connect: w.server}, cmd.Process.Pid}, waitListening(addr)
+	return way{name, w.client, target{Dial: addr, Connect: w.server}, cmd.Process.Pid, false}, waitListening(addr)
 }
 
 func proxyCommand(dir string, argv []string) (*exec.Cmd, error) {
