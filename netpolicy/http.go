@@ -255,7 +255,8 @@ func (c *webConn) dial(ctx context.Context, _, _ string) (net.Conn, error) {
 		}
 		return nil, &refusedError{v}
 	}
-	if c.dialled.CompareAndSwap(nil, &addr) && !c.g.tell(c.target.event(v, addr)) {
+	first := c.dialled.CompareAndSwap(nil, &addr)
+	if (first || *c.dialled.Load() != addr) && !c.g.tell(c.target.event(v, addr)) {
 		reset(out)
 		return nil, net.ErrClosed
 	}

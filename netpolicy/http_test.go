@@ -10,9 +10,11 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 )
@@ -507,6 +509,38 @@ func TestManyFields(t *testing.T) {
 		if _, err := in.Read(make([]byte, 1)); !errors.Is(err, io.EOF) {
 			t.Errorf("%+v: the connection is still open: %v", c, err)
 		}
+	}
+}
+
+// TestEachAddress: a server that ends its connections can have the next one led
+// elsewhere; the log says where.
+func TestEachAddress(t *testing.T) {
+	s := newServer(t, "0.0.0.0:0", func(c *net.TCPConn) {
+		if _, err := http.ReadRequest(bufio.NewReader(c)); err == nil {
+			_, _ = io.WriteString(c, "HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+		}
+	})
+	w, target := newHTTPWorld(t, s.port)
+	leads := []string{"127.0.0.1", "127.0.0.1", "127.0.0.2", "127.0.0.1"}
+	var asked atomic.Int64
+	w.zone.setFunc("web.example.com", func() []string { return leads[min(int(asked.Load()), len(leads)-1):][:1] })
+	c := w.connect(target)
+	r := bufio.NewReader(c)
+	for range leads {
+		_, _ = io.WriteString(c, "GET / HTTP/1.1\r\nHost: web.example.com\r\n\r\n")
+		if resp, body := next(t, r); resp == nil || resp.StatusCode != http.StatusOK {
+			t.Fatalf("%v %s", resp, body)
+		}
+		asked.Add(1)
+	}
+	var logged []string
+	for _, e := range w.all() {
+		if e.Kind == EventConnect && e.Verdict.Allowed {
+			logged = append(logged, e.Addr.String())
+		}
+	}
+	if want := []string{"127.0.0.1", "127.0.0.2"}; !slices.Equal(logged, want) {
+		t.Errorf("logged %q, want %q", logged, want)
 	}
 }
 
