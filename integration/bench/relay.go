@@ -149,7 +149,8 @@ func streams(ways []way) error {
 		n           int
 		upload, tls bool
 	}{
-		{"one stream, download", 1, false, false}, {"one stream, upload", 1, true, false},
+		{"one stream, download", 1, false, false},
+		{"one stream, upload", 1, true, false},
 		{"one stream, download, TLS between client and server", 1, false, true},
 		{"100 streams, download", 100, false, false},
 	} {
