@@ -3,6 +3,7 @@ package integration
 import (
 	"errors"
 	"fmt"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -69,4 +70,36 @@ func TestNetworkConnected(t *testing.T) {
 		}
 		b.ended(t, 0)
 	})
+}
+
+// TestNoWayOut: A45: where the sandbox's network can't be entered, nothing of the agent
+// runs and nothing is left. The control is the same file with the way in.
+func TestNoWayOut(t *testing.T) {
+	Need(t)
+	fields := spec{"egress": map[string]any{"mode": "allow-list", "allow": []string{"api.allowed.example"}}}
+	for s, words := range map[setup]string{setups[1]: "--network=container:", setups[3]: " unshare -- "} {
+		t.Run(s.name, func(t *testing.T) {
+			file := s.write(t, fields)
+			env := []string{"PATH=" + refusing(t, s, words) + ":" + os.Getenv("PATH")}
+			noWayOut(t, s, s.call(t, call{Env: env}, "exec", "--spec", file, "--", "echo ran"), "not this")
+			s.exec(t, file, "echo ran").ok(t)
+		})
+	}
+	t.Run("docker-root", func(t *testing.T) {
+		s := setups[0]
+		cmd, cancel := s.command(t, call{}, "/usr/bin/setpriv", "--bounding-set=-net_admin", "--inh-caps=-net_admin", agentshim, "exec", "--spec", s.write(t, fields), "--", "echo ran")
+		defer cancel()
+		noWayOut(t, s, finish(t, cmd), "CAP_NET_ADMIN")
+	})
+}
+
+func noWayOut(t *testing.T, s setup, r result, text string) {
+	t.Helper()
+	r.refused(t, shim.ReasonEgressSetup)
+	if !strings.Contains(r.Stderr, text) || !strings.Contains(r.Stderr, "agentshim: hint: ") {
+		t.Errorf("%s", r.Stderr)
+	}
+	if left := s.containers(t); len(left) > 0 {
+		t.Errorf("left: %q", left)
+	}
 }

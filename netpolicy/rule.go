@@ -111,6 +111,9 @@ func ParseDeny(entry string) (Rule, error) { return parseTarget(harness.Allow{Ho
 
 // parseTarget reads an entry without a default port.
 func parseTarget(a harness.Allow) (Rule, error) {
+	if strings.Contains(a.Host, "://") {
+		return Rule{}, ruleError(a.Host, "write a name, without scheme and path")
+	}
 	host, port, err := splitPort(a.Host)
 	if err != nil {
 		return Rule{}, err
@@ -184,8 +187,6 @@ func parsePrefix(text string) (p netip.Prefix, canonical string, err error) {
 func (r Rule) withPrefix(text string) (Rule, error) {
 	p, canonical, err := parsePrefix(text)
 	switch {
-	case err != nil && strings.Contains(text, "://"):
-		return Rule{}, ruleError(text, "write a name, without scheme and path")
 	case err != nil:
 		return Rule{}, ruleError(text, "write a name without a path, or ADDRESS/LENGTH")
 	case p.Addr().Is4In6():
@@ -205,6 +206,9 @@ func (r Rule) withPrefix(text string) (Rule, error) {
 
 func (r Rule) withName(host string) (Rule, error) {
 	name, wildcard := strings.CutPrefix(host, "*.")
+	if host == "*" || wildcard && !strings.Contains(strings.TrimSuffix(name, "."), ".") {
+		return Rule{}, ruleError(host, "write *. and a name of two labels or more; egress.mode open is for all names")
+	}
 	name, err := CanonicalName(name)
 	if err != nil {
 		return Rule{}, fmt.Errorf("%w: %q: %w", ErrRule, host, err)
