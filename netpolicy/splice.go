@@ -153,7 +153,10 @@ func (p *pipes) fill(from syscall.RawConn) (one *pipe, n int, err error) {
 		if one, err = p.get(); err != nil {
 			return true
 		}
-		if n, err = splice(int(fd), one.w, pipeSize); n > 0 {
+		if n, err = splice(int(fd), one.w, pipeSize); n == 0 && atMark(int(fd)) {
+			n, err = passMark(int(fd), one.w)
+		}
+		if n > 0 {
 			return true
 		}
 		p.put(one)
@@ -201,6 +204,23 @@ func splice(from, to, most int) (int, error) {
 			return int(max(n, 0)), err
 		}
 	}
+}
+
+// atMark reports whether an urgent byte is next (tcp(7)). splice never gets past it:
+// the rest would wait forever, and be lost at the end.
+func atMark(fd int) bool {
+	at, err := unix.IoctlGetInt(fd, unix.SIOCATMARK)
+	return err == nil && at != 0
+}
+
+// passMark drops the urgent byte, as a read does, and moves what follows.
+func passMark(from, to int) (int, error) {
+	buf := make([]byte, 4096) // an empty pipe has room for it
+	n, err := unix.Read(from, buf)
+	if n > 0 {
+		n, err = unix.Write(to, buf[:n])
+	}
+	return max(n, 0), err
 }
 
 var errBroken = errors.New("connection reset")

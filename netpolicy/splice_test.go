@@ -51,6 +51,36 @@ func TestHalfClose(t *testing.T) {
 	}
 }
 
+// TestUrgentByte: what comes behind it arrives, both while the connection lasts and at
+// its end.
+func TestUrgentByte(t *testing.T) {
+	w, target := pipeWorld(t, echo)
+	c := w.connect(target)
+	_, _ = c.Write([]byte("before,"))
+	raw, err := c.SyscallConn()
+	if err != nil {
+		t.Fatal(err)
+	}
+	send := func() {
+		var errno error
+		if err := raw.Control(func(fd uintptr) { errno = unix.Sendto(int(fd), []byte("!"), unix.MSG_OOB, nil) }); err != nil || errno != nil {
+			t.Fatal(err, errno)
+		}
+	}
+	send()
+	_, _ = c.Write([]byte("between,"))
+	got := make([]byte, len("before,between,"))
+	if _, err := io.ReadFull(c, got); err != nil || string(got) != "before,between," {
+		t.Fatalf("%q %v", got, err)
+	}
+	send()
+	_, _ = c.Write([]byte("after"))
+	_ = c.CloseWrite()
+	if rest, err := io.ReadAll(c); string(rest) != "after" || err != nil {
+		t.Errorf("%q %v", rest, err)
+	}
+}
+
 // TestServerSpeaksFirst, as for SSH and databases.
 func TestServerSpeaksFirst(t *testing.T) {
 	w, target := pipeWorld(t, func(c *net.TCPConn) {
