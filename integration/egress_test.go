@@ -627,7 +627,10 @@ func entryText(t *testing.T, entry any) string {
 func TestLaunchRace(t *testing.T) {
 	w := outside(t)
 	w.settle()
-	const runs = 50
+	runs := 20
+	if soaking() {
+		runs = 200
+	}
 	good, bad := []string{"tcp", "db.allowed.example:5432", "x"}, []string{"tcp", at(publicAddr, echoPort), "x"}
 	each(t, func(t *testing.T, s setup) {
 		file := s.write(t, reachFields(t, allowed(), nil))
