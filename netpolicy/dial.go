@@ -114,7 +114,7 @@ func (g *Gateway) dial(ctx context.Context, t destination) (*net.TCPConn, netip.
 		addr, v := a.verdict(t, err)
 		return nil, addr, v
 	}
-	return dialled(c, t)
+	return g.dialled(c, t)
 }
 
 // dialHost connects to the one port of the host's loopback that a host service has.
@@ -124,7 +124,7 @@ func (g *Gateway) dialHost(ctx context.Context, t destination) (*net.TCPConn, ne
 	for _, loopback := range []string{"127.0.0.1", "::1"} {
 		c, err := d.DialContext(ctx, "tcp", net.JoinHostPort(loopback, strconv.Itoa(t.verdict.HostPort)))
 		if err == nil {
-			return dialled(c, t)
+			return g.dialled(c, t)
 		}
 		if first == nil {
 			first = err
@@ -133,8 +133,9 @@ func (g *Gateway) dialHost(ctx context.Context, t destination) (*net.TCPConn, ne
 	return nil, t.addr, failure(t, first)
 }
 
-func dialled(c net.Conn, t destination) (*net.TCPConn, netip.Addr, Verdict) {
+func (g *Gateway) dialled(c net.Conn, t destination) (*net.TCPConn, netip.Addr, Verdict) {
 	tcp := c.(*net.TCPConn) // what a net.Dialer gives for "tcp"
+	g.lean(tcp)
 	return tcp, tcp.RemoteAddr().(*net.TCPAddr).AddrPort().Addr().Unmap(), t.verdict
 }
 

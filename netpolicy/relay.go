@@ -69,6 +69,7 @@ func (g *Gateway) serve(in *net.TCPConn) {
 	select {
 	case g.slots <- struct{}{}:
 		defer func() { <-g.slots }()
+		g.lean(in)
 	default:
 		g.refuse(in, t, Verdict{Reason: RefusedLimit, Why: fmt.Sprintf("%d connections are open", cap(g.slots))}, "")
 		return

@@ -230,6 +230,30 @@ func TestIdleConnections(t *testing.T) {
 	t.Errorf("%d descriptors are left, %d before", left, fds)
 }
 
+// TestLeanConnections: the host's memory for what waits in sockets is bounded: behind
+// the first connections, each end has small buffers.
+func TestLeanConnections(t *testing.T) {
+	w, target := pipeWorld(t, echo)
+	lean := func() (n int) {
+		for fd := range 4096 {
+			if size, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF); err == nil && size == 2*bufferSize {
+				n++ // the kernel doubles what is asked for: socket(7)
+			}
+		}
+		return n
+	}
+	before := lean()
+	for i := range tunedConns + 5 {
+		roundTrip(t, w.connect(target), "x")
+		if i+1 == tunedConns && lean() != before {
+			t.Errorf("%d of the first connections have small buffers", lean()-before)
+		}
+	}
+	if n := lean() - before; n != 2*5 {
+		t.Errorf("%d sockets have small buffers, want 10", n)
+	}
+}
+
 // TestPipesAreBounded: those that are kept for later.
 func TestPipesAreBounded(t *testing.T) {
 	p := newPipes(time.Second)

@@ -182,12 +182,17 @@ func (t *Table) Addr(addr netip.Addr, port int) Verdict {
 	if namePool.Contains(addr) {
 		return Verdict{Reason: RefusedUnlisted, Why: "the sandbox's own range; this address stands for no name"}
 	}
-	return Verdict{Reason: RefusedUnlisted, Why: "an address without a name needs an entry of its own", Entry: addrEntry(addr, port)}
+	v := Verdict{Reason: RefusedUnlisted, Why: "an address without a name needs an entry of its own"}
+	if s, special := notGlobal(addr); !special || !s.exact {
+		v.Entry = addrEntry(addr, port)
+	}
+	return v
 }
 
 // Dial decides on an address that a permitted target led to, right before the host
 // dials it. local says that the host's own routing does not lead to another machine.
-// It is not asked for host services.
+// It is not asked for host services. Like Addr, it proposes no entry for an address that
+// only its own entry opens: whoever has a name lead there could have it pasted into a file.
 func (t *Table) Dial(addr netip.Addr, port int, local bool) Verdict {
 	if !addr.IsValid() || addr.Zone() != "" {
 		return Verdict{Reason: RefusedAddress, Why: "no plain address"}
@@ -208,7 +213,11 @@ func (t *Table) Dial(addr netip.Addr, port int, local bool) Verdict {
 			return Verdict{Allowed: true, Rule: r.String()}
 		}
 	}
-	return Verdict{Reason: RefusedAddress, Why: fmt.Sprintf("%s is not globally reachable (%s)", addr, s.why), Entry: addrEntry(addr, port)}
+	v := Verdict{Reason: RefusedAddress, Why: fmt.Sprintf("%s is not globally reachable (%s)", addr, s.why)}
+	if !s.exact {
+		v.Entry = addrEntry(addr, port)
+	}
+	return v
 }
 
 func ownAddress(addr netip.Addr) special {

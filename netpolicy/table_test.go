@@ -114,27 +114,27 @@ func TestTableDial(t *testing.T) {
 		{tab, "93.184.216.34", 443, false, "allow "},
 		{tab, "2606:2800::1", 443, false, "allow "},
 		{tab, "93.184.216.66", 443, false, "denied "},
-		{tab, "93.184.216.34", 443, true, "address 93.184.216.34/32:443"},
+		{tab, "93.184.216.34", 443, true, "address "},
 		{tab, "93.184.216.40", 443, true, "allow 93.184.216.40/32:443"},
 		{tab, "10.1.2.3", 5432, false, "allow 10.0.0.0/8:5432"},
 		{tab, "10.1.2.3", 443, false, "address 10.1.2.3/32:443"},
-		{tab, "10.1.2.3", 5432, true, "address 10.1.2.3/32:5432"},
+		{tab, "10.1.2.3", 5432, true, "address "},
 		{tab, "10.9.2.3", 5432, false, "denied "},
 		{tab, "172.16.0.1", 443, false, "address 172.16.0.1/32:443"},
 		{tab, "192.168.1.7", 80, false, "allow 192.168.1.7/32:80"},
 		{tab, "192.168.1.8", 80, false, "address 192.168.1.8/32:80"},
-		{tab, "169.254.169.254", 80, false, "address 169.254.169.254/32:80"},
-		{tab, "127.0.0.1", 80, true, "address 127.0.0.1/32:80"},
-		{tab, "::ffff:127.0.0.1", 80, false, "address 127.0.0.1/32:80"},
-		{tab, "::1", 443, false, "address [::1/128]:443"},
-		{tab, "fd00:ec2::254", 80, false, "address [fd00:ec2::254/128]:80"},
+		{tab, "169.254.169.254", 80, false, "address "},
+		{tab, "127.0.0.1", 80, true, "address "},
+		{tab, "::ffff:127.0.0.1", 80, false, "address "},
+		{tab, "::1", 443, false, "address "},
+		{tab, "fd00:ec2::254", 80, false, "address "},
 		{tab, "fd12:3::1", 80, false, "allow fd12::/16"},
-		{tab, "64:ff9b::a01:203", 443, false, "address [64:ff9b::a01:203/128]:443"},
-		{tab, "2002:a01:203::1", 443, false, "address [2002:a01:203::1/128]:443"},
+		{tab, "64:ff9b::a01:203", 443, false, "address "},
+		{tab, "2002:a01:203::1", 443, false, "address "},
 		{tab, "fe80::1%lo", 443, false, "address "},
 		{one, "169.254.169.254", 80, false, "allow 169.254.169.254/32:80"},
 		{one, "127.0.0.1", 9, true, "allow 127.0.0.1/32:9"},
-		{one, "127.0.0.1", 10, true, "address 127.0.0.1/32:10"},
+		{one, "127.0.0.1", 10, true, "address "},
 	} {
 		if got := short(c.t.Dial(netip.MustParseAddr(c.addr), c.port, c.local)); got != c.want {
 			t.Errorf("%s:%d local %v: %s, want %s", c.addr, c.port, c.local, got, c.want)
@@ -150,11 +150,11 @@ func TestTableEntryOpens(t *testing.T) {
 		if !table(t, harness.Egress{Mode: AllowList, Allow: allow(v.Entry)}).Name("x.example", port).Allowed {
 			t.Errorf("%q does not open it", v.Entry)
 		}
-		for _, a := range []string{"93.184.216.34", "169.254.169.254", "10.0.0.1"} {
+		for _, a := range []string{"93.184.216.34", "192.0.2.1", "10.0.0.1"} {
 			addr := netip.MustParseAddr(a)
 			v := empty.Addr(addr, port)
 			opened := table(t, harness.Egress{Mode: AllowList, Allow: allow(v.Entry)})
-			if !opened.Addr(addr, port).Allowed || !opened.Dial(addr, port, false).Allowed || !opened.Dial(addr, port, true).Allowed {
+			if !opened.Addr(addr, port).Allowed || !opened.Dial(addr, port, false).Allowed {
 				t.Errorf("%q does not open it", v.Entry)
 			}
 		}

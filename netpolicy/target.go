@@ -46,6 +46,9 @@ func (t *Table) Target(x Target, local bool) Verdict {
 	if x.Name != "" {
 		return t.Name(x.Name, x.Port)
 	}
+	if own := x.Addr; loopback4.Contains(own) || loopback6.Contains(own) || own == SandboxAddr || own.IsUnspecified() {
+		return Verdict{Reason: RefusedAddress, Why: "inside, this is the sandbox itself; see egress.hostServices for the host's loopback"}
+	}
 	if x.Addr.Is6() {
 		return Verdict{Reason: RefusedUnlisted, Why: "the sandbox has no IPv6; a name may lead there"}
 	}

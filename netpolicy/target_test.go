@@ -17,6 +17,10 @@ func TestTarget(t *testing.T) {
 		"10.1.1.1:5432":        "allow 10.0.0.0/8:5432 raw ech",
 		"10.1.1.1":             "address 10.1.1.1/32:443",
 		"[2606:2800::1]:443":   "unlisted ",
+		"127.0.0.1:22":         "address ",
+		"[::1]:22":             "address ",
+		"0.0.0.0:22":           "address ",
+		"198.18.0.1:22":        "address ",
 		"2606:2800::1":         "unlisted ",
 	} {
 		x, err := ParseTarget(text)
