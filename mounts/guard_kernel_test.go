@@ -28,14 +28,24 @@ func needRoot(t *testing.T) {
 	t.Skip("needs root")
 }
 
-// onThread runs f on a thread that ends with it, whatever f made of it.
+// onThread runs f on a thread that ends with it, whatever f made of it. The main thread
+// is never that one: it can't end, and /proc/self shows its ids and mounts.
 func onThread(t *testing.T, f func() error) {
 	t.Helper()
 	done := make(chan error, 1)
-	go func() {
-		runtime.LockOSThread() // never unlocked: the runtime ends the thread
-		done <- f()
-	}()
+	var start func()
+	start = func() {
+		runtime.LockOSThread()
+		if unix.Gettid() == unix.Getpid() {
+			other := make(chan struct{})
+			go func() { defer close(other); start() }()
+			<-other
+			runtime.UnlockOSThread()
+			return
+		}
+		done <- f() // never unlocked: the runtime ends the thread
+	}
+	go start()
 	if err := <-done; err != nil {
 		t.Fatal(err)
 	}
