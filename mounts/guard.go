@@ -292,10 +292,13 @@ func (g GuardPath) at() string {
 }
 
 func (c *guarding) path(g GuardPath) {
+	node, at := c.facts.At(g.Rel)
 	if !g.Hide && !c.ws.Writable {
+		if node.Kind != "" {
+			c.exposed(g)
+		}
 		return
 	}
-	node, at := c.facts.At(g.Rel)
 	if node.Kind == "" {
 		c.absent(g)
 		return
@@ -388,6 +391,20 @@ func (c *guarding) nestedInHidden(g GuardPath) {
 			c.ps.add(refuse(g.JSON, g.Rel, fmt.Sprintf("the mount on %q lies in it", m.Target), "choose another target, or don't hide it"))
 		}
 	}
+}
+
+// OwnWarnings names the own files that the agent can change through a writable bind
+// that is not the workspace's, where nothing guards them.
+func OwnWarnings(own []OwnFile, all []Mount) []string {
+	var out []string
+	for _, o := range own {
+		for _, m := range all {
+			if m.Type == TypeBind && m.Writable && m.Why == WhyMount && atOrBelow(o.Path, m.Source) {
+				out = append(out, fmt.Sprintf("%s: the agent can change %q through the writable mount on %q: %s", o.JSON, o.Path, m.Target, o.Reason))
+			}
+		}
+	}
+	return out
 }
 
 var roleRank = map[string]int{WhyGuard: 1, WhyProtect: 2, WhyHide: 3}

@@ -4,10 +4,12 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"runtime"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -61,6 +63,7 @@ func becomeNobody() error {
 		{unix.SYS_SETRESGID, nobody, nobody, nobody},
 		{unix.SYS_SETRESUID, nobody, nobody, nobody},
 		{unix.SYS_PRCTL, unix.PR_SET_NO_NEW_PRIVS, 1, 0},
+		{unix.SYS_PRCTL, unix.PR_SET_DUMPABLE, 1, 0}, // the whole process's, taken by the new ids: prctl(2)
 	} {
 		if _, _, errno := unix.RawSyscall(call[0], call[1], call[2], call[3]); errno != 0 {
 			return fmt.Errorf("syscall %d: %w", call[0], errno)
@@ -464,6 +467,89 @@ func TestKernelHide(t *testing.T) {
 				t.Errorf("control: %s: %q, %v", rel, b, err)
 			}
 		}
+	})
+}
+
+// TestKernelUserNamespace: where the nested profile lets the agent make a user
+// namespace, all capabilities in it don't help: what a mount namespace got from a more
+// privileged one is locked together (mount_namespaces(7)), and stays a mount point.
+func TestKernelUserNamespace(t *testing.T) {
+	g := guardedWorld(t, harness.Workspace{Hide: []string{".env"}}, true)
+	var out []byte
+	g.asAgent(func() {
+		// fork(2) takes over this thread's ids and namespaces.
+		child := exec.Command("/proc/self/exe", "-test.run=^TestKernelUserNamespaceChild$", "-test.v")
+		child.Env = []string{"GUARD_CHILD=" + g.in}
+		child.SysProcAttr = &syscall.SysProcAttr{
+			Cloneflags:  unix.CLONE_NEWUSER | unix.CLONE_NEWNS,
+			UidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: nobody, Size: 1}},
+			GidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: nobody, Size: 1}},
+		}
+		child.Dir = "/"
+		var err error
+		if out, err = child.CombinedOutput(); err != nil {
+			t.Errorf("%v: %s", err, out)
+		}
+	})
+	if !strings.Contains(string(out), "--- PASS: TestKernelUserNamespaceChild") {
+		t.Errorf("%s", out)
+	}
+	g.holds(".vscode/tasks.json", "host")
+	g.holds(".env", "host")
+}
+
+// TestKernelUserNamespaceChild is the agent of TestKernelUserNamespace.
+func TestKernelUserNamespaceChild(t *testing.T) {
+	in := os.Getenv("GUARD_CHILD")
+	if in == "" {
+		return // not the child
+	}
+	g := &guarded{t: t, in: in}
+	at := func(rel string) string { return filepath.Join(in, rel) }
+	if err := unix.Mount("tmpfs", at("free"), "tmpfs", 0, ""); err != nil {
+		t.Fatalf("it has no capabilities: %v", err)
+	}
+	for _, rel := range []string{".vscode/tasks.json", ".env"} {
+		g.try([]attempt{
+			{rel + ": unmount", func(func(string) string) error { return unix.Unmount(at(rel), unix.MNT_DETACH) }, unix.EINVAL},
+			{rel + ": remount", func(func(string) string) error {
+				return unix.Mount("", at(rel), "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_NOSUID|unix.MS_NODEV, "")
+			}, unix.EPERM},
+			{rel + ": move", func(func(string) string) error { return unix.Mount(at(rel), at("s/free"), "", unix.MS_MOVE, "") }, unix.EINVAL},
+			{rel + ": bind of the folder without it", func(func(string) string) error {
+				return unix.Mount(filepath.Dir(at(rel)), at("s"), "", unix.MS_BIND, "")
+			}, unix.EINVAL},
+			{rel + ": write", func(func(string) string) error { return opened(at(rel), unix.O_WRONLY) }, errnoWrite(rel)},
+			{rel + ": unlink", func(func(string) string) error { return unix.Unlink(at(rel)) }, unix.EBUSY},
+		})
+	}
+	g.try(dirAttempts(".vscode"))
+	g.try([]attempt{{"unmount the workspace", func(func(string) string) error { return unix.Unmount(in, unix.MNT_DETACH) }, unix.EINVAL}})
+}
+
+func errnoWrite(rel string) unix.Errno {
+	if rel == ".env" {
+		return unix.EACCES // the cover is root's, 0444
+	}
+	return unix.EROFS
+}
+
+// TestKernelMountsControl: with capabilities the mounts come off, and all is open.
+func TestKernelMountsControl(t *testing.T) {
+	g := guardedWorld(t, harness.Workspace{Hide: []string{".env"}}, true)
+	onThread(t, func() error {
+		if err := g.enter(); err != nil {
+			return err
+		}
+		for _, rel := range []string{".vscode/tasks.json", ".vscode", ".env"} {
+			if err := unix.Unmount(g.at(rel), unix.MNT_DETACH); err != nil {
+				return err
+			}
+		}
+		if b, err := os.ReadFile(g.at(".env")); err != nil || string(b) != "host" {
+			t.Errorf("%q, %v", b, err)
+		}
+		return unix.Rename(g.at(".vscode"), g.at(".gone"))
 	})
 }
 

@@ -220,13 +220,14 @@ func TestGuards(t *testing.T) {
 			paths: byDefault("a/b/c/x"), facts: guardFacts("a/b/c/x"), others: bind("/data", "/workspace/a/b", true),
 			want: []string{"guard rw a"},
 		},
-		"covered itself":           {paths: hide("a/.env"), facts: guardFacts("a/.env"), others: bind("/data/env", "/workspace/a/.env", false), want: []string{"guard rw a"}},
-		"mount in protected":       {paths: protect(".idea"), facts: guardFacts(".idea/"), others: bind("/data", "/workspace/.idea/x", true), want: []string{"protect ro .idea"}},
-		"default shown elsewhere":  {paths: byDefault(".envrc"), facts: guardFacts(".envrc"), others: bind("/home/me/ws", "/other", true), want: []string{"protect ro .envrc"}, warns: 1},
-		"default opened by a bind": {paths: byDefault(".idea"), facts: guardFacts(".idea/"), others: bind("/home/me/ws/.idea", "/workspace/.idea", true), warns: 1},
-		"part shown elsewhere":     {paths: byDefault(".idea"), facts: guardFacts(".idea/"), others: bind("/home/me/ws/.idea/x", "/x", true), want: []string{"protect ro .idea"}, warns: 1},
-		"read-only elsewhere":      {paths: protect(".envrc"), facts: guardFacts(".envrc"), others: bind("/home/me/ws", "/other", false), want: []string{"protect ro .envrc"}},
-		"name beside it elsewhere": {paths: protect(".envrc"), facts: guardFacts(".envrc"), others: bind("/home/me/ws/.envrc2", "/other", true), want: []string{"protect ro .envrc"}},
+		"covered itself":                         {paths: hide("a/.env"), facts: guardFacts("a/.env"), others: bind("/data/env", "/workspace/a/.env", false), want: []string{"guard rw a"}},
+		"mount in protected":                     {paths: protect(".idea"), facts: guardFacts(".idea/"), others: bind("/data", "/workspace/.idea/x", true), want: []string{"protect ro .idea"}},
+		"default shown elsewhere":                {paths: byDefault(".envrc"), facts: guardFacts(".envrc"), others: bind("/home/me/ws", "/other", true), want: []string{"protect ro .envrc"}, warns: 1},
+		"default opened by a bind":               {paths: byDefault(".idea"), facts: guardFacts(".idea/"), others: bind("/home/me/ws/.idea", "/workspace/.idea", true), warns: 1},
+		"part shown elsewhere":                   {paths: byDefault(".idea"), facts: guardFacts(".idea/"), others: bind("/home/me/ws/.idea/x", "/x", true), want: []string{"protect ro .idea"}, warns: 1},
+		"writable bind in a read-only workspace": {ws: readOnly, paths: byDefault(".idea", ".run"), facts: guardFacts(".idea/x", ".run/"), others: bind("/home/me/ws/.idea", "/workspace/.idea", true), warns: 1},
+		"read-only elsewhere":                    {paths: protect(".envrc"), facts: guardFacts(".envrc"), others: bind("/home/me/ws", "/other", false), want: []string{"protect ro .envrc"}},
+		"name beside it elsewhere":               {paths: protect(".envrc"), facts: guardFacts(".envrc"), others: bind("/home/me/ws/.envrc2", "/other", true), want: []string{"protect ro .envrc"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if c.ws.Target == "" {
@@ -314,6 +315,26 @@ func TestGuardsRefuses(t *testing.T) {
 				t.Errorf("%v, %v", err, set)
 			}
 		})
+	}
+}
+
+// TestGuardsReadOnlyRefuses: a writable bind opens a part of a read-only workspace. A65.
+func TestGuardsReadOnlyRefuses(t *testing.T) {
+	ws := guardWorkspace
+	ws.Writable = false
+	open := []Mount{{Type: TypeBind, Source: "/home/me/ws/out", Target: "/workspace/out", Writable: true, Why: WhyMount}}
+	paths := []GuardPath{{Rel: "out/harness.json", JSON: "$", Reason: "it says what the agent may"}}
+	if _, err := Guards(ws, paths, guardFacts("out/harness.json"), open, guardEmpty); !errors.Is(err, ErrRefused) {
+		t.Error(err)
+	}
+	own := []OwnFile{{"/data/h.json", "$", "r"}, {"/data", "$.a", "r"}, {"/database/x", "$.b", "r"}}
+	all := []Mount{
+		{Type: TypeBind, Source: "/data", Target: "/d", Writable: true, Why: WhyMount},
+		{Type: TypeBind, Source: "/data", Target: "/e", Why: WhyMount},
+		{Type: TypeBind, Source: "/data", Target: "/w", Writable: true, Why: WhyWorkspace},
+	}
+	if got := OwnWarnings(own, all); len(got) != 2 || !strings.HasPrefix(got[0], `$: the agent can change "/data/h.json" through the writable mount on "/d"`) {
+		t.Errorf("%q", got)
 	}
 }
 
