@@ -53,6 +53,7 @@ test:
 
 lint: $(LINTER)
 	$(LINTER) run ./...
+	$(LINTER) run --build-tags soak ./integration/...
 	@if $(HAVE_LIBSECCOMP); then $(LINTER) run --build-tags libseccomp ./seccomp/...; fi
 
 # golangci-lint is a tool of the module in tools/, built once per version of it.
@@ -94,8 +95,8 @@ bench: build
 	AGENTSHIM_TEST_ENGINES=1 $(GO) run ./integration/bench
 
 soak: build
-	integration/setup.sh all
-	AGENTSHIM_REQUIRE_ALL=1 AGENTSHIM_TEST_ENGINES=1 AGENTSHIM_SOAK=1 $(GO) test -count=1 -timeout 60m -v ./integration
+	integration/setup.sh soak
+	AGENTSHIM_REQUIRE_ALL=1 AGENTSHIM_TEST_ENGINES=1 AGENTSHIM_SOAK=1 $(GO) test -count=1 -timeout 80m -parallel 3 -tags soak -v ./integration
 
 clean:
 	rm -rf bin .cache $(EMBEDDED)/agentshim-*

@@ -52,7 +52,7 @@ func TestEgressLogFull(t *testing.T) {
 // TestNetworkConnected: A51: somebody who attaches a network to a running sandbox is
 // refused by the engine; a bridge of its own is the control.
 func TestNetworkConnected(t *testing.T) {
-	each(t, func(t *testing.T, s setup) {
+	inTurn(t, func(t *testing.T, s setup) {
 		b := s.begin(t, spec{"egress": map[string]any{"mode": "allow-list", "allow": []string{"api.allowed.example"}}}, `trap go=1 USR1; echo ready; while [ -z "$go" ]; do sleep 0.05; done; ip -o link | wc -l; ip -o addr | grep -c 'inet '`)
 		id := s.containers(t)
 		if len(id) != 1 {

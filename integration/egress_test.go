@@ -380,7 +380,7 @@ func TestEgressBattery(t *testing.T) {
 	w := outside(t)
 	w.settle()
 	rows := battery()
-	each(t, func(t *testing.T, s setup) {
+	inTurn(t, func(t *testing.T, s setup) {
 		t.Run("control", func(t *testing.T) {
 			w.rebind()
 			// Some of the others would change the caller's namespace, as root.
@@ -507,7 +507,7 @@ func TestOpenWithoutDeny(t *testing.T) {
 		{"A10 by address", []string{"tcp", at(publicAddr, echoPort), "x"}, "", "reset", ""},
 		{"A23", []string{"udp", at(publicAddr, 443), "x"}, "", "EPERM", ""},
 	}
-	each(t, func(t *testing.T, s setup) {
+	inTurn(t, func(t *testing.T, s setup) {
 		got, _ := s.reach(t, w, map[string]any{"mode": "open"}, opsOf(rows))
 		for _, r := range rows {
 			if out := got.of(r.op...); !isOutcome(r.open, out) {
@@ -522,7 +522,7 @@ func TestEmptyList(t *testing.T) {
 	w := outside(t)
 	w.settle()
 	ops := attempts{{"tls", "api.allowed.example:443", "api.allowed.example", "x"}, {"tcp", at(publicAddr, echoPort), "x"}, {"tcp", at("mcp.host.internal", servicePort)}}
-	each(t, func(t *testing.T, s setup) {
+	inTurn(t, func(t *testing.T, s setup) {
 		for service, egress := range map[string]map[string]any{
 			"": {"mode": "allow-list"},
 			"ok: host 127.0.0.1:3000": {
@@ -574,7 +574,7 @@ func TestRefusalNamesTheEntry(t *testing.T) {
 		{"port 80", []string{"http", "api.allowed.example:80", get("api.allowed.example")}, "", "", `"api.allowed.example:80"`},
 	}
 	good := func(out string) bool { return strings.HasPrefix(out, "ok: ") && !strings.HasPrefix(out, "ok: 403") }
-	each(t, func(t *testing.T, s setup) {
+	inTurn(t, func(t *testing.T, s setup) {
 		allow := []any{"api.allowed.example", "*.private.example:9007", "ech.allowed.example", "raw.allowed.example"}
 		egress := map[string]any{"mode": "allow-list", "allow": allow}
 		got, before := s.reach(t, w, egress, opsOf(trials))
@@ -632,7 +632,7 @@ func TestLaunchRace(t *testing.T) {
 		runs = 200
 	}
 	good, bad := []string{"tcp", "db.allowed.example:5432", "x"}, []string{"tcp", at(publicAddr, echoPort), "x"}
-	each(t, func(t *testing.T, s setup) {
+	inTurn(t, func(t *testing.T, s setup) {
 		file := s.write(t, reachFields(t, allowed(), nil))
 		state := s.private(t)
 		flows := w.left(t, func() {
@@ -669,7 +669,7 @@ func TestFlood(t *testing.T) {
 		{"many", "400", at(publicAddr, silentPort)},
 		{"tcp", "db.allowed.example:5432", "x"},
 	}
-	each(t, func(t *testing.T, s setup) {
+	inTurn(t, func(t *testing.T, s setup) {
 		got, r := s.reach(t, w, allowed(), ops)
 		if out := strings.TrimSuffix(got.of(ops[0]...), " late"); !strings.HasPrefix(out, "ok: ") || out == "ok: 0 open, 400 ended" {
 			t.Errorf("allowed: %s", out)
@@ -691,7 +691,7 @@ func TestFlood(t *testing.T) {
 func TestKilledMidTransfer(t *testing.T) {
 	w := outside(t)
 	w.settle()
-	each(t, func(t *testing.T, s setup) {
+	inTurn(t, func(t *testing.T, s setup) {
 		before := network(t)
 		egress := map[string]any{"mode": "allow-list", "allow": []any{"db.allowed.example:9"}}
 		file := s.write(t, reachFields(t, egress, nil))
@@ -834,7 +834,7 @@ func TestEgressLog(t *testing.T) {
 	ops := attempts{
 		{"tls", "api.allowed.example:443", "api.allowed.example", "x"}, {"name", "evil.example"}, {"tcp", at(publicAddr, echoPort), "x"},
 	}
-	each(t, func(t *testing.T, s setup) {
+	inTurn(t, func(t *testing.T, s setup) {
 		state := s.private(t)
 		file := s.write(t, reachFields(t, allowed(), nil))
 		s.call(t, call{Net: w, State: state}, "exec", "--spec", file, "--", ops.json(t)).ok(t)
@@ -872,7 +872,7 @@ func TestWhyAgrees(t *testing.T) {
 	w := outside(t)
 	w.settle()
 	rows := battery()
-	each(t, func(t *testing.T, s setup) {
+	inTurn(t, func(t *testing.T, s setup) {
 		for _, egress := range []map[string]any{allowed(), opened()} {
 			state := s.private(t)
 			file := s.write(t, reachFields(t, egress, nil))
@@ -942,7 +942,7 @@ func TestEgressTail(t *testing.T) {
 	w := outside(t)
 	w.settle()
 	ops := attempts{{"tcp", at(publicAddr, echoPort), "x"}, {"many", "1", at("192.175.48.40", silentPort)}}
-	each(t, func(t *testing.T, s setup) {
+	inTurn(t, func(t *testing.T, s setup) {
 		state := s.private(t)
 		file := s.write(t, reachFields(t, allowed(), nil))
 		cmd, cancel := s.command(t, call{Net: w, State: state}, agentshim, "exec", "--spec", file, "--", ops.json(t))

@@ -16,7 +16,7 @@ import (
 
 // P15: timeout ends a run with 124, whatever the harness makes of it.
 func TestTimeout(t *testing.T) {
-	together(t, func(t *testing.T, s setup) {
+	each(t, func(t *testing.T, s setup) {
 		for _, tc := range []struct {
 			name    string
 			timeout string
@@ -113,7 +113,7 @@ func TestClosedOutput(t *testing.T) {
 
 // A reader that stands still can't keep a run that is asked to end.
 func TestStuckReader(t *testing.T) {
-	some(t, func(t *testing.T, s setup) {
+	someAtOnce(t, func(t *testing.T, s setup) {
 		b := s.begin(t, spec{"stopGrace": "1s"}, "trap 'exit 5' TERM; echo ready; cat /dev/zero & wait")
 		time.Sleep(500 * time.Millisecond) // the pipe and the window fill up
 		start := time.Now()

@@ -379,14 +379,19 @@ func TestFaults(t *testing.T) {
 	})
 }
 
-// some is each for one set-up of either engine, or all of them in soak.
+// some is inTurn for one set-up of either engine, or all of them in soak.
 func some(t *testing.T, f func(t *testing.T, s setup)) {
 	Need(t)
-	for _, s := range setups {
-		if s.full() || soaking() {
-			t.Run(s.name, func(t *testing.T) { f(t, s) })
-		}
+	for _, s := range chosen() {
+		t.Run(s.name, func(t *testing.T) { f(t, s) })
 	}
+}
+
+// someAtOnce is some at the same time.
+func someAtOnce(t *testing.T, f func(t *testing.T, s setup)) { atOnce(t, chosen(), f) }
+
+func chosen() []setup {
+	return slices.DeleteFunc(slices.Clone(setups), func(s setup) bool { return !s.full() && !soaking() })
 }
 
 func soaking() bool { return os.Getenv("AGENTSHIM_SOAK") != "" }
@@ -644,7 +649,7 @@ func (b *faultBench) tidy(t *testing.T) {
 // TestOutsiders: somebody else's command ends, freezes or removes the container.
 // Podman's rootless set-up can't pause on cgroup v1.
 func TestOutsiders(t *testing.T) {
-	each(t, func(t *testing.T, s setup) {
+	inTurn(t, func(t *testing.T, s setup) {
 		if !s.root() {
 			return
 		}

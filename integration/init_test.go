@@ -177,7 +177,7 @@ func TestExitCodes(t *testing.T) {
 		true:  {0, 1, 2, 7, 42, 124, 125, 126, 127, 128, 130, 137, 143, 255},
 		false: {0, 125, 255},
 	}
-	together(t, func(t *testing.T, s setup) {
+	each(t, func(t *testing.T, s setup) {
 		file := s.write(t, nil)
 		for _, code := range codes[s.name == "docker-root"] {
 			r := s.call(t, call{}, "exec", "--quiet", "--spec", file, "--", fmt.Sprintf("exit %d", code))
@@ -408,7 +408,7 @@ func (s setup) whileRunning(t *testing.T, file, script string, then func()) resu
 // control run of the attempts is TestInitCalls.
 func TestStarvedInit(t *testing.T) {
 	const bound = 2 * time.Second
-	each(t, func(t *testing.T, s setup) {
+	inTurn(t, func(t *testing.T, s setup) {
 		mark := hex.EncodeToString(must(t, randomBytes))
 		file := s.write(t, s.attacking(t, spec{"labels": map[string]any{"test.mark": mark}}))
 		cmd, cancel := s.command(t, call{Timeout: time.Minute}, agentshim, "exec", "--spec", file, "--", "exec /attack/attack starve 500")

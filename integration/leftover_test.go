@@ -92,7 +92,7 @@ func cgroupsNamed(t *testing.T, ids []string) []string {
 // TestNothingIsLeft: many runs after one another and at once leave nothing, and each
 // exit code is exact. P13, L01, L08.
 func TestNothingIsLeft(t *testing.T) {
-	each(t, func(t *testing.T, s setup) {
+	inTurn(t, func(t *testing.T, s setup) {
 		sequential, parallel := s.repeats()
 		mark := hex.EncodeToString(must(t, randomBytes))
 		state := s.private(t)
@@ -228,7 +228,7 @@ func (s setup) leavesTraces(t *testing.T, mark string, before traces) {
 // TestRunKeepsNothingOpen: shim.Run leaves its caller neither descriptors nor
 // goroutines.
 func TestRunKeepsNothingOpen(t *testing.T) {
-	each(t, func(t *testing.T, s setup) {
+	inTurn(t, func(t *testing.T, s setup) {
 		if !s.root() {
 			return // this process is root's
 		}

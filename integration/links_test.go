@@ -13,7 +13,7 @@ import (
 // TestLinksOfTheAgent: M13, A57. A link that an agent left in its workspace leads
 // nothing into the next run. The control names the link from outside the workspace.
 func TestLinksOfTheAgent(t *testing.T) {
-	together(t, func(t *testing.T, s setup) {
+	each(t, func(t *testing.T, s setup) {
 		secret, ws := s.folder(t), s.folder(t)
 		if err := errors.Join(
 			os.WriteFile(filepath.Join(secret, "key"), []byte("KEY=s3cret"), 0o644),

@@ -410,7 +410,7 @@ func TestTargetsRefused(t *testing.T) {
 
 // M19: a working folder that is not there is refused alike by both engines' runs.
 func TestWorkingDir(t *testing.T) {
-	together(t, func(t *testing.T, s setup) {
+	each(t, func(t *testing.T, s setup) {
 		for _, tc := range []struct {
 			name, dir string
 			refused   bool
@@ -457,7 +457,7 @@ func refusedSources(t *testing.T, s setup) []string {
 
 // DESIGN's list of refused sources, M13, M17's roots, A57, A66.
 func TestSourcesRefused(t *testing.T) {
-	together(t, func(t *testing.T, s setup) {
+	each(t, func(t *testing.T, s setup) {
 		good, state := s.folder(t), s.private(t)
 		links := s.folder(t)
 		uid, gid := s.ids(t)
@@ -757,7 +757,7 @@ for d in / /etc /var /var/tmp /usr /root /bin /sys /proc /proc/sys/kernel /dev; 
 done
 awk '$2 == "/home/agent" || $2 == "/tmp" || $2 == "/run" || $2 == "/dev/shm" { print "opts " $2 "=" $3 " " $4 }' /proc/mounts | sed 's/,/ /g'
 `
-	together(t, func(t *testing.T, s setup) {
+	each(t, func(t *testing.T, s setup) {
 		r := s.sh(t, spec{"home": map[string]any{"sizeMb": 5}, "tmpSizeMb": 6, "resources": map[string]any{"shmMb": 7}}, script).ok(t)
 		wantPairs(t, r.Stdout, map[string]string{
 			"exec /home/agent": "yes", "exec /tmp": "yes", "exec /run": "yes", "exec /dev/shm": "no",
@@ -815,7 +815,7 @@ func TestHomeFiles(t *testing.T) {
 		binary[i] = byte(i)
 	}
 	contents := map[string][]byte{".token": []byte("text\n"), ".config/a/b/binary": binary, ".config/empty": {}, "big file": big}
-	together(t, func(t *testing.T, s setup) {
+	each(t, func(t *testing.T, s setup) {
 		dir := s.private(t)
 		var list []map[string]any
 		for target, content := range contents {

@@ -224,7 +224,7 @@ func (r result) printed(t *testing.T, want string) {
 }
 
 func TestPullPolicies(t *testing.T) {
-	together(t, func(t *testing.T, s setup) {
+	each(t, func(t *testing.T, s setup) {
 		r := startRegistry(t, false)
 		ref, gone := r.addr+"/x:1", r.addr+"/x:none"
 		s.forget(t, ref)
@@ -268,7 +268,7 @@ func TestPullWithTheEnginesOwnLogin(t *testing.T) {
 // TestPullPlatform is L12: the wrong architecture is refused before anything starts.
 func TestPullPlatform(t *testing.T) {
 	other := map[string]string{"amd64": "arm64", "arm64": "amd64"}[runtime.GOARCH]
-	together(t, func(t *testing.T, s setup) {
+	each(t, func(t *testing.T, s setup) {
 		r := startRegistry(t, false)
 		foreign, own := r.addr+"/foreign:1", r.addr+"/own:1"
 		s.forget(t, foreign)

@@ -83,7 +83,7 @@ func (s setup) exists(t *testing.T, id string) bool {
 
 // TestPrune: A50, P06. What lost runs of this user left goes, and nothing else.
 func TestPrune(t *testing.T) {
-	each(t, func(t *testing.T, s setup) {
+	inTurn(t, func(t *testing.T, s setup) {
 		state := s.private(t)
 		id, stranger := s.ran(t, state), s.ran(t, state)
 		s.lose(t, state, id, "/.agentshim-init")
@@ -118,7 +118,7 @@ func TestPrune(t *testing.T) {
 // TestRunReclaims: a run does the same at its end, for runs with another state
 // folder of this user's too, and leaves running ones alone.
 func TestRunReclaims(t *testing.T) {
-	each(t, func(t *testing.T, s setup) {
+	inTurn(t, func(t *testing.T, s setup) {
 		state, dir := s.private(t), s.folder(t)
 		lost := s.private(t)
 		id := s.ran(t, lost)

@@ -289,7 +289,7 @@ func TestEngineStates(t *testing.T) {
 // L09: a docker that is Podman is used as Podman; Podman behind Docker's socket is
 // not taken for Docker.
 func TestDockerThatIsPodman(t *testing.T) {
-	each(t, func(t *testing.T, s setup) {
+	inTurn(t, func(t *testing.T, s setup) {
 		if s.engine != "podman" {
 			return // docker's own set-ups are every other test's
 		}

@@ -40,7 +40,7 @@ func sightings(t *testing.T, markers []string, places ...string) []string {
 // and is not its init: the agent has its secrets, and ps shows them to root.
 func processSightings(t *testing.T, markers []string) []string {
 	t.Helper()
-	own, err := os.Readlink("/proc/self/ns/pid")
+	own, err := os.Readlink("/proc/thread-self/ns/pid")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -404,7 +404,7 @@ func TestEnvRoundTrip(t *testing.T) {
 // E10: variables that steer a loader or a runtime reach the agent, never init, be
 // they the file's or the image's.
 func TestEnvDoesNotSteerInit(t *testing.T) {
-	together(t, func(t *testing.T, s setup) {
+	each(t, func(t *testing.T, s setup) {
 		steer := map[string]string{
 			"LD_PRELOAD": "/workspace/x.so", "LD_LIBRARY_PATH": "/workspace", "NODE_OPTIONS": "--require=/workspace/x.js",
 			"GODEBUG": "gctrace=1", "GOGC": "1", "GOMAXPROCS": "1", "BASH_ENV": "/workspace/x", "PYTHONPATH": "/workspace",

@@ -9,6 +9,7 @@
 #   hello     what `make run` needs: the engine that answers is used as it is
 #             and gets the image agentshim/hello:test; where none answers, root
 #             gets one installed and started
+#   soak      all, and the image of a browser
 #   bench     install the proxies that `make bench` compares with (root)
 #   stop      end the dockerd that `engines` started, and no other
 #
@@ -382,7 +383,6 @@ images() {
 	local names=("${all_images[@]}")
 	with_archive load_everywhere
 	debian_image clients "${client_packages[@]}"
-	debian_image chromium "${chromium_packages[@]}"
 }
 
 # apt_sources prints the machine's files of package sources.
@@ -434,6 +434,11 @@ make_image() {
 	"$here/image.sh" "$dir/images.tar" "$name=$dir/layer.tar" >"$dir/list.new"
 	rm -f "$dir/layer.tar" "$dir"/npm-*.tgz
 	mv "$dir/list.new" "$dir/list"
+}
+
+soak() {
+	all
+	debian_image chromium "${chromium_packages[@]}"
 }
 
 all() {
@@ -509,10 +514,10 @@ alone() {
 }
 
 case ${1:-} in
-packages | engines | images | all | bench | stop)
+packages | engines | images | all | soak | bench | stop)
 	alone "$1"
 	"$1"
 	;;
 hello) hello ;;
-*) die 'usage: setup.sh packages|engines|images|all|hello|bench|stop' ;;
+*) die 'usage: setup.sh packages|engines|images|all|hello|soak|bench|stop' ;;
 esac

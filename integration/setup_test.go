@@ -74,20 +74,20 @@ var setups = []setup{
 	{"podman-rootless", "podman", "agentshim-rootless"},
 }
 
-// each runs f as a subtest for every set-up.
-func each(t *testing.T, f func(t *testing.T, s setup)) {
-	Need(t)
-	for _, s := range setups {
-		t.Run(s.name, func(t *testing.T) { f(t, s) })
-	}
-}
+// each runs f as a subtest for every set-up. Stores that don't know each other are
+// used at the same time: f looks at its own runs and its own store only.
+func each(t *testing.T, f func(t *testing.T, s setup)) { atOnce(t, setups, f) }
 
-// together is each for tests that look at their own runs only: stores that don't know
-// each other are used at the same time. It returns when all of them have ended.
-func together(t *testing.T, f func(t *testing.T, s setup)) {
+// atOnce runs f for the set-ups, those that share a store one after another. It
+// returns when all have ended.
+func atOnce(t *testing.T, list []setup, f func(t *testing.T, s setup)) {
 	Need(t)
+	stores := map[string][]setup{}
+	for _, s := range list {
+		stores[s.store()] = append(stores[s.store()], s)
+	}
 	t.Run("stores", func(t *testing.T) {
-		for store, users := range map[string][]setup{"docker": setups[:2], "podman": setups[2:3], "rootless": setups[3:]} {
+		for store, users := range stores {
 			t.Run(store, func(t *testing.T) {
 				t.Parallel()
 				for _, s := range users {
@@ -96,6 +96,22 @@ func together(t *testing.T, f func(t *testing.T, s setup)) {
 			})
 		}
 	})
+}
+
+// inTurn is each for tests that look at the whole machine, or share something.
+func inTurn(t *testing.T, f func(t *testing.T, s setup)) {
+	Need(t)
+	for _, s := range setups {
+		t.Run(s.name, func(t *testing.T) { f(t, s) })
+	}
+}
+
+// store names where the set-up's containers are.
+func (s setup) store() string {
+	if s.engine == "docker" {
+		return s.engine
+	}
+	return s.name
 }
 
 func (s setup) rootless() bool { return s.name == "podman-rootless" }

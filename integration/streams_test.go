@@ -67,7 +67,7 @@ func (s setup) program(t *testing.T, fields spec, c call, argv ...string) result
 // P17: every size of standard input comes through, and its end.
 func TestStdin(t *testing.T) {
 	large, _ := streamed()
-	together(t, func(t *testing.T, s setup) {
+	each(t, func(t *testing.T, s setup) {
 		for _, size := range []int{0, 64<<10 + 1, large} {
 			in := random(t, size)
 			r := s.program(t, nil, call{Stdin: bytes.NewReader(in)}, "cat").ok(t)
@@ -335,7 +335,7 @@ func TestPromptModes(t *testing.T) {
 			"binary": "sh", "prefixArgs": []string{"-c", `test "$1" = -f && printf '[' && cat "$2" && printf ']'`, "sh"}, "promptMode": "file", "promptFlag": "-f",
 		}},
 	}
-	together(t, func(t *testing.T, s setup) {
+	each(t, func(t *testing.T, s setup) {
 		for i, mode := range modes {
 			if strings.Contains(mode.name, "flag") && !s.full() {
 				continue
@@ -360,7 +360,7 @@ func TestPromptModes(t *testing.T) {
 // Where a prompt comes from.
 func TestPromptSources(t *testing.T) {
 	echo := map[string]any{"binary": "sh", "prefixArgs": []string{"-c", `printf '[%s]' "$@"; cat`, "sh"}}
-	together(t, func(t *testing.T, s setup) {
+	each(t, func(t *testing.T, s setup) {
 		for _, tc := range []struct {
 			name   string
 			fields spec
@@ -409,7 +409,7 @@ func TestPromptSizes(t *testing.T) {
 		return map[string]any{"binary": "sh", "prefixArgs": []string{"-c", script, "sh"}, "promptMode": mode}
 	}
 	text := bytes.Repeat([]byte("prompt\n"), maxPrompt/7+1)
-	together(t, func(t *testing.T, s setup) {
+	each(t, func(t *testing.T, s setup) {
 		for _, tc := range []struct {
 			name    string
 			harness map[string]any
@@ -457,7 +457,7 @@ func TestPromptSizes(t *testing.T) {
 
 // P10: a harness's 125, 126 and 127 are its own; agentshim's are said out of band.
 func TestOwnCodes(t *testing.T) {
-	together(t, func(t *testing.T, s setup) {
+	each(t, func(t *testing.T, s setup) {
 		for _, code := range []int{125, 127} {
 			if code != 125 && !s.full() {
 				continue

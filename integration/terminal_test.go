@@ -287,7 +287,7 @@ func TestNoTerminal(t *testing.T) {
 // The terminal is given back however the run ends.
 func TestTerminalRestored(t *testing.T) {
 	const script = "echo ready; exec sleep 300"
-	some(t, func(t *testing.T, s setup) {
+	someAtOnce(t, func(t *testing.T, s setup) {
 		for _, tc := range []struct {
 			name   string
 			do     func(t *testing.T, x *session, file string)
@@ -359,7 +359,7 @@ func killChild(t *testing.T, parent int) {
 
 // Ctrl-C before the harness runs is the terminal's usual one.
 func TestCtrlCBeforeHarness(t *testing.T) {
-	some(t, func(t *testing.T, s setup) {
+	someAtOnce(t, func(t *testing.T, s setup) {
 		dir := slowClient(t, s)
 		args, file := s.execArgs(t, nil, "--", "sleep 300")
 		x := s.onTerminal(t, call{Env: []string{"PATH=" + dir + ":" + os.Getenv("PATH")}}, agentshim, args...)
@@ -383,7 +383,7 @@ func TestCtrlCBeforeHarness(t *testing.T) {
 // A stopped agentshim gives the terminal back to the caller's shell, and takes it
 // again, with its size, when it goes on. The harness lives on meanwhile.
 func TestStopOnTerminal(t *testing.T) {
-	some(t, func(t *testing.T, s setup) {
+	someAtOnce(t, func(t *testing.T, s setup) {
 		for _, sig := range []syscall.Signal{unix.SIGTSTP, unix.SIGSTOP} {
 			t.Run(unix.SignalName(sig), func(t *testing.T) {
 				state := s.private(t)
@@ -419,7 +419,7 @@ func TestStopOnTerminal(t *testing.T) {
 
 // A terminal that hangs up leaves the harness a second to end, and is never a success.
 func TestHangUp(t *testing.T) {
-	some(t, func(t *testing.T, s setup) {
+	someAtOnce(t, func(t *testing.T, s setup) {
 		for _, row := range []struct {
 			name, script string
 			code         int

@@ -513,7 +513,7 @@ func hostServices() []string {
 func TestWorld(t *testing.T) {
 	w := outside(t)
 	w.zone.set("world.example", publicAddr, publicAddr6)
-	each(t, func(t *testing.T, s setup) {
+	inTurn(t, func(t *testing.T, s setup) {
 		trials := worldTrials()
 		got := w.plain(t, s, of(trials))
 		none := s.reachBare(t, []string{"--network=none"}, of(trials))
