@@ -150,7 +150,7 @@ func TestSignals(t *testing.T) {
 			{"TERM", true, "echo ready; exec sleep 300", unix.SIGTERM, 143, shim.CauseSignal},
 			{"INT", false, "echo ready; exec sleep 300", unix.SIGINT, 130, shim.CauseSignal},
 			{"HUP", false, "echo ready; exec sleep 300", unix.SIGHUP, 129, shim.CauseSignal},
-			{"the whole process group", false, "(trap 'echo child; exit' TERM; while :; do sleep 0.1; done) & trap 'wait; exit 6' TERM; echo ready; wait", unix.SIGTERM, 6, shim.CauseSignal},
+			{"the whole process group", false, "(trap 'echo child; exit' TERM; : >/tmp/up; while :; do sleep 0.1; done) & trap 'wait; exit 6' TERM; until [ -e /tmp/up ]; do sleep 0.05; done; echo ready; wait", unix.SIGTERM, 6, shim.CauseSignal},
 			{"caught, a clean end", true, "trap 'echo bye; exit 0' TERM; echo ready; while :; do sleep 0.1; done", unix.SIGTERM, 0, shim.CauseSignal},
 		} {
 			if !tc.all && !s.full() {
