@@ -172,6 +172,7 @@ func (s *copyScan) digest(dir int, name string, n *treeNode) (Digest, error) {
 	if err := s.budget.take(0, n.Size); err != nil {
 		return Digest{}, err
 	}
+	settle(n.Stamp.CTime)
 	fd, err := openNode(dir, name, n)
 	if err != nil {
 		return Digest{}, err

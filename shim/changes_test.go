@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"maps"
 	"math/rand/v2"
@@ -752,6 +753,26 @@ func TestChangesLarge(t *testing.T) {
 	want := map[string]string{"touched": "modified done", "edited": "modified apply", "both": "modified conflict: the host's was changed meanwhile"}
 	if d := cmp.Diff(want, verdictsOf(c)); d != "" {
 		t.Error(d)
+	}
+}
+
+// TestChangesFIFO: a FIFO in a file's place blocks nothing, on either side, whenever it comes.
+func TestChangesFIFO(t *testing.T) {
+	swap := func(p string) error { return errors.Join(os.Remove(p), unix.Mkfifo(p, 0o666)) }
+	w := makeTrees(t, map[string]string{"f": "old", "g": "old"})
+	mustAll(t, os.WriteFile(w.copied+"/f", []byte("new"), 0o644), os.WriteFile(w.copied+"/g", []byte("new"), 0o644))
+	c := w.changes(t, ChangeRules{})
+	mustAll(t, swap(w.copied+"/f"))
+	if _, err := w.apply(t, c, ApplyOptions{}); !errors.Is(err, ErrApplyRace) {
+		t.Error(err)
+	}
+	mustAll(t, WriteDiff(io.Discard, c, mustOpen(t, w.copied), mustOpen(t, w.host), DiffLimits{}), swap(w.host+"/g"))
+	want := map[string]string{"f": "type refused: it is a FIFO, a socket or a device", "g": "modified conflict: the host's is a special file by now"}
+	if d := cmp.Diff(want, verdictsOf(w.changes(t, ChangeRules{}))); d != "" {
+		t.Error(d)
+	}
+	if _, err := w.apply(t, c, ApplyOptions{}); !errors.Is(err, ErrApplyRace) {
+		t.Error(err)
 	}
 }
 

@@ -27,6 +27,8 @@ var (
 	ErrTreeChanged = errors.New("it changes while it is read")
 	// ErrTreeMount says that something is mounted inside the tree.
 	ErrTreeMount = errors.New("something is mounted on it")
+	// ErrTreeItself says that the copy would be made inside the tree.
+	ErrTreeItself = errors.New("the copy is made in it")
 )
 
 // TreeLimits bound what is read of a tree. A zero field is its default.
@@ -105,11 +107,15 @@ type CopyReport struct {
 //
 // With an error, which is an *Error for what is wrong with the tree, dst holds a part of it.
 func CopyTree(ctx context.Context, src, dst *os.File, opt CopyOptions) (Base, CopyReport, error) {
+	var to unix.Stat_t
+	if err := unix.Fstat(int(dst.Fd()), &to); err != nil {
+		return Base{}, CopyReport{}, fmt.Errorf("stat %q: %w", dst.Name(), err)
+	}
 	if empty, err := emptyFolder(int(dst.Fd())); err != nil || !empty {
 		return Base{}, CopyReport{}, cmp.Or(err, fmt.Errorf("copy into %q: the folder is not empty", dst.Name()))
 	}
 	c := &treeCopy{
-		ctx: ctx, src: int(src.Fd()), dst: int(dst.Fd()), owner: opt.Owner, exclude: map[string]bool{},
+		ctx: ctx, src: int(src.Fd()), dst: int(dst.Fd()), owner: opt.Owner, exclude: map[string]bool{}, dev: to.Dev, ino: to.Ino,
 		budget: treeBudget{limits: opt.Limits.withDefaults()},
 	}
 	for _, p := range opt.Exclude {
@@ -124,6 +130,8 @@ func CopyTree(ctx context.Context, src, dst *os.File, opt CopyOptions) (Base, Co
 	if err := c.finish(entries); err != nil {
 		return Base{}, report, err
 	}
+	// So that a write to the copy right behind this is seen in a change time.
+	time.Sleep(stampGrain)
 	return Base{Entries: entries}, report, nil
 }
 
@@ -142,6 +150,7 @@ const folderPart = 256
 type treeCopy struct {
 	ctx      context.Context
 	src, dst int
+	dev, ino uint64 // dst's
 	owner    *FileOwner
 	exclude  map[string]bool
 	budget   treeBudget
@@ -299,6 +308,9 @@ func (w *copyWorker) makeFolder(t folderTask, src int) (bool, error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(src, &st); err != nil {
 		return false, fmt.Errorf("stat folder %q: %w", t.path, err)
+	}
+	if st.Dev == w.dev && st.Ino == w.ino {
+		return false, treeError(t.path, ErrTreeItself)
 	}
 	if !mayRead(&st, w.owner) {
 		w.leave(t.path, leftUnreadable)
@@ -468,8 +480,8 @@ func (w *copyWorker) file(src, dst int, p, name string) error {
 	if err := w.budget.take(0, dataSize(&st)); err != nil {
 		return err
 	}
-	settle(&st)
 	e := baseEntry(p, &st)
+	settle(e.Host.CTime)
 	if err := w.makeFile(fd, dst, name, &st, &e); err != nil {
 		w.budget.give(dataSize(&st))
 		return err
@@ -569,6 +581,8 @@ func treeError(p string, err error) error {
 		return err
 	case errors.Is(err, ErrTreeBytes), errors.Is(err, ErrTreeEntries), errors.Is(err, ErrTreeDepth):
 		hint = "take a smaller folder as the workspace, remove what the agent does not need, or use workspace mode \"writable\" or \"read-only\""
+	case errors.Is(err, ErrTreeItself):
+		hint = "set XDG_STATE_HOME to a folder outside of the workspace"
 	case isTreeChange(err):
 		err, hint = ErrTreeChanged, "stop what writes into the workspace (an editor's or a build's watcher, another run) and try again"
 	case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT):

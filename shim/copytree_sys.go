@@ -162,10 +162,10 @@ func inlineSize(st *unix.Stat_t) int64 {
 // HZ=100).
 const stampGrain = 20 * time.Millisecond
 
-// settle waits until a change after now would be seen in the file's change time.
-// The caller's stat must be from before.
-func settle(st *unix.Stat_t) {
-	if age := time.Since(time.Unix(st.Ctim.Unix())); age >= 0 && age < stampGrain {
+// settle waits until whatever changes the file afterwards gives it another change
+// time than the one that was just read.
+func settle(changed FileTime) {
+	if age := time.Since(time.Unix(changed.Sec, int64(changed.Nsec))); age >= 0 && age < stampGrain {
 		time.Sleep(stampGrain - age)
 	}
 }
