@@ -275,6 +275,7 @@ func TestGitRefusesTheHostsRepository(t *testing.T) {
 		"HEAD leads up": {func(f *gitFixture) { f.put(filepath.Join(f.work, git("HEAD")), "ref: refs/heads/../../../x\n") }, gitMalformed, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			f := hostileFixture(t)
 			c.change(f)
 			before := treeOf(t, f.work)
@@ -407,6 +408,57 @@ func TestGitObjectsExchangedInALoop(t *testing.T) {
 	}
 }
 
+// The same with a pack and a loose object: names that a snapshot takes one by one.
+func TestGitPackExchangedInALoop(t *testing.T) {
+	f := hostileFixture(t)
+	f.git(f.other(), "gc", "-q")
+	packs, err := filepath.Glob(filepath.Join(f.other(), ".git/objects/pack/pack-*"))
+	must(t, err)
+	stop, stopped := make(chan struct{}), make(chan struct{})
+	var pairs [][2]string
+	for _, p := range packs {
+		inside := filepath.Join(f.work, ".git/objects/pack", filepath.Base(p))
+		link := inside + ".link"
+		f.put(inside, "not a pack")
+		must(t, os.Symlink(p, link))
+		pairs = append(pairs, [2]string{link, inside})
+	}
+	exchange := func() {
+		for _, p := range pairs {
+			_ = unix.Renameat2(unix.AT_FDCWD, p[0], unix.AT_FDCWD, p[1], unix.RENAME_EXCHANGE)
+		}
+	}
+	other := f.git(f.other(), "rev-parse", "HEAD")
+	f.put(filepath.Join(f.work, ".git/refs/heads/main"), other+"\n")
+	go func() {
+		defer close(stopped)
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+				exchange()
+			}
+		}
+	}()
+	for range 50 {
+		if _, err := f.private(); !errors.Is(err, gitLink) && !errors.Is(err, gitIncomplete) {
+			t.Errorf("got %v", err)
+		}
+	}
+	close(stop)
+	<-stopped
+	shown := false
+	for range 2 {
+		out, err := f.plain(f.work, "log", "-p", other)
+		shown = shown || (err == nil && strings.Contains(out, "another repository's"))
+		exchange()
+	}
+	if !shown {
+		t.Error("control: the links show nothing")
+	}
+}
+
 // What an agent's repository is refused for; nothing is written then.
 func TestGitRefusesTheAgentsRepository(t *testing.T) {
 	for name, c := range map[string]struct {
@@ -503,6 +555,7 @@ func TestGitRefusesTheAgentsRepository(t *testing.T) {
 		"another root": {func(f *gitFixture, p gitPrivate) { f.agentRef(p, f.agent(p, "commit-tree", "-m", "x", "HEAD^{tree}")) }, gitRewritten, gitLimits{}},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			f := newGitFixture(t)
 			p := f.mustPrivate()
 			before := treeOf(t, filepath.Join(f.work, ".git"))
@@ -610,6 +663,7 @@ func TestGitNamesInTrees(t *testing.T) {
 		"a\nb": false, "-x": false, "\xff": false, ".gitx": false, "git~2": false, "$(x)": false, strings.Repeat("x", 300): false,
 	} {
 		t.Run(fmt.Sprintf("%q", name), func(t *testing.T) {
+			t.Parallel()
 			f := newGitFixture(t)
 			p := f.mustPrivate()
 			blob := f.loose(p, "blob", "x")
@@ -702,6 +756,7 @@ func TestGitNeverOverwrites(t *testing.T) {
 		}, gitSwapped},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			f := newGitFixture(t)
 			p := f.mustPrivate()
 			f.agentCommits(p)

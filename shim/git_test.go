@@ -312,6 +312,7 @@ func TestGitTakeBackOfNothingWritesNothing(t *testing.T) {
 		"detached at the same": func(f *gitFixture, p gitPrivate) { f.agent(p, "checkout", "-q", "--detach") },
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			f := newGitFixture(t)
 			p := f.mustPrivate()
 			before := treeOf(t, filepath.Join(f.work, ".git"))
@@ -369,6 +370,7 @@ func TestGitTakeBackChoosesTheNewCommits(t *testing.T) {
 		}, gitTaken{Commits: 3, Branch: "main"}},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			f := newGitFixture(t)
 			p := f.mustPrivate()
 			c.do(f, p)
@@ -673,4 +675,27 @@ func TestGitStrangeBranches(t *testing.T) {
 			t.Errorf("%q: %+v, %v", name, got, err)
 		}
 	}
+}
+
+func TestGitAuthor(t *testing.T) {
+	f := newGitFixture(t)
+	h, err := findGit(f.work, nil)
+	must(t, err)
+	home := filepath.Join(f.dir, "home")
+	getenv := func(k string) string { return map[string]string{"HOME": home}[k] }
+	check := func(wantName, wantEmail string) {
+		t.Helper()
+		h, err := h.readGit()
+		must(t, err)
+		name, email, err := f.prog.author(context.Background(), h, getenv)
+		if err != nil || name != wantName || email != wantEmail {
+			t.Errorf("%q, %q, %v", name, email, err)
+		}
+	}
+	check("", "")
+	f.put(filepath.Join(home, "more"), "[user]\nname = Ann\n")
+	f.put(filepath.Join(home, ".gitconfig"), "[include]\npath = ~/more\n[user]\nemail = ann@example.com\n")
+	check("Ann", "ann@example.com")
+	f.host("config", "user.email", "work@example.com")
+	check("Ann", "work@example.com")
 }

@@ -256,11 +256,11 @@ func checkGitSetting(e gitSetting) error {
 	case e.Key == "extensions.partialclone",
 		strings.HasPrefix(e.Key, "remote.") && strings.HasSuffix(e.Key, ".promisor") && gitSettings{e}.isTrue(e.Key),
 		strings.HasPrefix(e.Key, "remote.") && strings.HasSuffix(e.Key, ".partialclonefilter"):
-		return gitRefuse(gitPartial, "config", e.Key+" is set")
+		return gitRefuse(gitPartial, "config", printable(e.Key)+" is set")
 	case e.Key == "extensions.objectformat" && value != "sha1", e.Key == "extensions.compatobjectformat":
-		return gitRefuse(gitObjectFormat, "config", e.Key+" is set")
+		return gitRefuse(gitObjectFormat, "config", printable(e.Key)+" is set")
 	case e.Key == "extensions.refstorage" && value != "files":
-		return gitRefuse(gitRefFormat, "config", e.Key+" is set")
+		return gitRefuse(gitRefFormat, "config", printable(e.Key)+" is set")
 	}
 	name, ok := strings.CutPrefix(e.Key, "extensions.")
 	if ok && !slices.Contains([]string{"noop", "objectformat", "preciousobjects", "refstorage", "relativeworktrees", "worktreeconfig"}, name) {

@@ -18,7 +18,8 @@ import (
 //	          its own and those that it borrows from base/objects
 //	dotgit    the content of the agent's .git file, where the workspace has a file
 //
-// It is plain data, for a record: the commits can be taken back by another process.
+// It is plain data, so that another process can take the commits back. Paths and
+// branch names are bytes, which JSON keeps only where they are UTF-8.
 type gitPrivate struct {
 	Host gitHost `json:"host"`
 	Dir  string  `json:"dir"`
@@ -61,7 +62,7 @@ const (
 // tree. It reads the host's repository as data and writes nothing into it (objects
 // get a second link for a while); with an error nothing is left behind.
 //
-// Replace references are not followed and not given on, nor are tags, remotes, other
+// Only ctx bounds the time that a large history takes. Replace references are not followed and not given on, nor are tags, remotes, other
 // branches, hooks, filters, info/attributes and a merge or rebase under way.
 func (g gitProgram) newPrivate(ctx context.Context, h gitHost, o gitOptions) (p gitPrivate, err error) {
 	if h, err = h.readGit(); err != nil {

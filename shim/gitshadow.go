@@ -238,3 +238,35 @@ func gitSays(err error) string {
 	line, _, _ := bytes.Cut([]byte(strings.TrimSpace(e.Stderr)), []byte("\n"))
 	return printable(string(line))
 }
+
+// author is user.name and user.email as the host's git knows them: the repository's
+// own, else those of the user and the system. Either is empty where nothing names it.
+// The user's configuration is the caller's, so git may read it with its includes; the
+// repository's is data. getenv gives HOME and XDG_CONFIG_HOME.
+func (g gitProgram) author(ctx context.Context, h gitHost, getenv func(string) string) (name, email string, err error) {
+	if name, err = g.userSetting(ctx, h.Name, "user.name", getenv); err != nil {
+		return "", "", err
+	}
+	email, err = g.userSetting(ctx, h.Email, "user.email", getenv)
+	return name, email, err
+}
+
+// userSetting runs git config outside every repository; its exit code 1 says that
+// there is no such setting.
+func (g gitProgram) userSetting(ctx context.Context, own, key string, getenv func(string) string) (string, error) {
+	if own != "" {
+		return own, nil
+	}
+	env := []string{"GIT_DIR=/nonexistent", "GIT_TERMINAL_PROMPT=0", "LC_ALL=C", "PATH=/usr/local/bin:/usr/bin:/bin"}
+	for _, k := range []string{"HOME", "XDG_CONFIG_HOME"} {
+		if v := getenv(k); v != "" {
+			env = append(env, k+"="+v)
+		}
+	}
+	out, err := g.Runner.Run(ctx, Command{Path: g.Path, Args: []string{"config", "--includes", "--get", key}, Env: env})
+	var status ExitStatus
+	if errors.As(err, &status) && status == (ExitStatus{Code: 1}) {
+		return "", nil
+	}
+	return strings.TrimSuffix(string(out.Stdout), "\n"), err
+}
