@@ -434,13 +434,14 @@ func TestApplyRaces(t *testing.T) {
 
 // TestApplyRaceCopy: bytes that were not looked at are not applied.
 func TestApplyRaceCopy(t *testing.T) {
-	w := makeTrees(t, map[string]string{"f": "old"})
-	mustAll(t, os.WriteFile(w.copied+"/f", []byte("seen"), 0o644))
-	c := w.changes(t, ChangeRules{})
-	time.Sleep(stampGrain)
-	mustAll(t, os.WriteFile(w.copied+"/f", []byte("evil"), 0o644))
-	if a, err := w.apply(t, c, ApplyOptions{}); !errors.Is(err, ErrApplyRace) || len(a.Written) != 0 || readTree(t, w.host)["f"] != "old" {
-		t.Errorf("%v %+v", err, a)
+	for _, size := range []int{10, digestMax + 1} { // read by this process, by the kernel
+		w := makeTrees(t, map[string]string{"f": "old"})
+		mustAll(t, os.WriteFile(w.copied+"/f", bytes.Repeat([]byte("s"), size), 0o644))
+		c := w.changes(t, ChangeRules{})
+		mustAll(t, os.WriteFile(w.copied+"/f", bytes.Repeat([]byte("e"), size), 0o644))
+		if a, err := w.apply(t, c, ApplyOptions{}); !errors.Is(err, ErrApplyRace) || len(a.Written) != 0 || readTree(t, w.host)["f"] != "old" {
+			t.Errorf("%v %+v", err, a)
+		}
 	}
 }
 
