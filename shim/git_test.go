@@ -3,6 +3,7 @@ package shim
 import (
 	"context"
 	"crypto/sha256"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -276,6 +277,10 @@ func TestGitTakeBack(t *testing.T) {
 	p := f.mustPrivate()
 	commit := f.agentCommits(p)
 	before := treeOf(t, filepath.Join(f.work, ".git"))
+	b, err := json.Marshal(p)
+	must(t, err)
+	p = gitPrivate{}
+	must(t, json.Unmarshal(b, &p))
 	got, err := f.take(p)
 	must(t, err)
 	want := gitTaken{Ref: "refs/agentshim/0123456789abcdef", Commit: commit, Commits: 1, Branch: "main"}
@@ -524,6 +529,15 @@ func TestGitSubmodule(t *testing.T) {
 	if out := f.agent(p, "status", "--porcelain"); out != "" {
 		t.Errorf("status: %s", out)
 	}
+	if out := f.agent(p, "ls-files", "-v"); out != "H .gitmodules\nh lib" {
+		t.Errorf("index: %s", out)
+	}
+	// Control: without the flag git add ends with an error.
+	f.agent(p, "update-index", "--no-assume-unchanged", "lib")
+	if out, err := f.plain(super, "--git-dir="+p.Private(), "--work-tree="+super, "add", "-A"); err == nil {
+		t.Errorf("control: %s", out)
+	}
+	f.agent(p, "update-index", "--assume-unchanged", "lib")
 	f.put(filepath.Join(super, "new.txt"), "new\n")
 	f.agent(p, "add", "-A")
 	f.agent(p, "commit", "-q", "-a", "-m", "new")

@@ -104,6 +104,9 @@ func (d delivery) lock(ref string) (*refLock, error) {
 		return nil, gitRefuse(gitRefTaken, ref, "something else stands in its place")
 	}
 	l.file, err = d.create(dir, l.name+".lock", d.refMode())
+	if errors.Is(err, unix.EEXIST) {
+		err = &gitError{Reason: gitRefTaken, What: ref + ".lock", Msg: "something writes it just now, or broke off when it did", Err: err}
+	}
 	if err != nil {
 		dir.close()
 		return nil, err

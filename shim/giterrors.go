@@ -53,6 +53,7 @@ var gitRemedies = map[gitReason]string{
 	gitRefFormat:     `keep references as files: git refs migrate --ref-format=files`,
 	gitExtension:     `write "git": "shared" or "none"`,
 	gitIncomplete:    `look with "git fsck" what is missing`,
+	gitRefTaken:      `look what is there: git for-each-ref refs/agentshim; remove a stale .lock file`,
 	gitHistoryGone:   `fetch or restore the branch's earlier history, then take the run's commits again`,
 }
 

@@ -14,8 +14,8 @@ import (
 // descriptor, without following a link at any step, and without leaving it.
 type gitFolder struct{ f *os.File }
 
-// gitOnce are the resolve flags of every open: openat2(2).
-const gitOnce = unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS
+// gitResolve are the resolve flags of every open: openat2(2).
+const gitResolve = unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS
 
 // openGitFolder opens a folder by its real path: links on the way to it are
 // followed, a link in its place is not.
@@ -35,7 +35,7 @@ func (g gitFolder) fd() int { return int(g.f.Fd()) }
 // on the way or in its place is gitLink. There is no O_NOFOLLOW: with O_DIRECTORY it
 // would make ENOTDIR of a link.
 func (g gitFolder) open(name string, flags int) (*os.File, error) {
-	how := unix.OpenHow{Flags: uint64(flags | unix.O_NONBLOCK | unix.O_CLOEXEC), Resolve: gitOnce}
+	how := unix.OpenHow{Flags: uint64(flags | unix.O_NONBLOCK | unix.O_CLOEXEC), Resolve: gitResolve}
 	for {
 		fd, err := unix.Openat2(g.fd(), name, &how)
 		switch {
