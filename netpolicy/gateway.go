@@ -55,7 +55,7 @@ func defaultLimits() limits {
 // maxConns keeps the descriptors of the rest of the program free. A connection has
 // two sockets and, while data moves both ways, two pipes.
 func maxConns() int {
-	const most, perConn, spare = 1024, 6, 256
+	const most, perConn, spare = 2048, 6, 256
 	var r unix.Rlimit
 	if unix.Getrlimit(unix.RLIMIT_NOFILE, &r) != nil {
 		return 64
@@ -66,8 +66,8 @@ func maxConns() int {
 // tunedConns get buffers as large as the kernel likes. Those of later ones, while so many
 // are open, have bufferSize each: socket memory of the host's is accounted to no sandbox.
 const (
-	tunedConns = 64
-	bufferSize = 48 << 10
+	tunedConns = 256
+	bufferSize = 32 << 10
 )
 
 // lean bounds the buffers of a connection when many are open.
