@@ -316,11 +316,8 @@ func refusalLine(t destination, v Verdict, detail string) string {
 	if v.Why != "" {
 		line += ": " + v.Why
 	}
-	switch {
-	case strings.HasPrefix(v.Entry, "{"):
-		line += "; add " + v.Entry + " to egress.allow"
-	case v.Entry != "":
-		line += "; add " + strconv.Quote(v.Entry) + " to egress.allow"
+	if v.Entry != "" {
+		line += "; add " + QuoteEntry(v.Entry) + " to egress.allow"
 	}
 	return line
 }

@@ -195,15 +195,7 @@ func (line LogLine) refusal() string {
 		text += fmt.Sprintf(" (it sent %q)", line.Detail)
 	}
 	if line.Entry != "" {
-		text += "; to allow it, add " + line.entry() + " to egress.allow"
+		text += "; to allow it, add " + QuoteEntry(line.Entry) + " to egress.allow"
 	}
 	return text
-}
-
-// entry is the allow entry as it stands in a file.
-func (line LogLine) entry() string {
-	if strings.HasPrefix(line.Entry, "{") {
-		return line.Entry
-	}
-	return `"` + line.Entry + `"`
 }

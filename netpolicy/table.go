@@ -161,6 +161,14 @@ func addrEntry(addr netip.Addr, port int) string {
 	return Rule{Prefix: host(addr), Port: port}.String()
 }
 
+// QuoteEntry is an allow entry as it stands in a file's list.
+func QuoteEntry(entry string) string {
+	if strings.HasPrefix(entry, "{") {
+		return entry
+	}
+	return strconv.Quote(entry)
+}
+
 // OptionEntry is the allow entry for a name with raw or ech, in JSON.
 func OptionEntry(name string, port int, option string) string {
 	text, _ := json.Marshal(name) // a string marshals

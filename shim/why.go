@@ -67,7 +67,7 @@ func (a Answer) Text() string {
 		}
 		b.WriteByte('\n')
 		if a.Entry != "" {
-			fmt.Fprintf(&b, "to allow it, add %q to egress.allow\n", a.Entry)
+			fmt.Fprintf(&b, "to allow it, add %s to egress.allow\n", netpolicy.QuoteEntry(a.Entry))
 		}
 		return b.String()
 	}
