@@ -1,7 +1,6 @@
 package netpolicy
 
 import (
-	"encoding/binary"
 	"errors"
 	"io"
 	"net"
@@ -89,28 +88,6 @@ func openSandbox(t *testing.T, rules bool) *sandbox {
 	return s
 }
 
-// originalDst is where the peer thought it connected to: SO_ORIGINAL_DST.
-func originalDst(t *testing.T, c *net.TCPConn) netip.AddrPort {
-	t.Helper()
-	raw, err := c.SyscallConn()
-	if err != nil {
-		t.Error(err)
-		return netip.AddrPort{}
-	}
-	var out netip.AddrPort
-	err = raw.Control(func(fd uintptr) {
-		// struct sockaddr_in in an IPv6Mreq, the one getter of sixteen bytes.
-		m, err := unix.GetsockoptIPv6Mreq(int(fd), unix.SOL_IP, unix.SO_ORIGINAL_DST)
-		if err == nil {
-			out = netip.AddrPortFrom(netip.AddrFrom4([4]byte(m.Multiaddr[4:8])), binary.BigEndian.Uint16(m.Multiaddr[2:4]))
-		}
-	})
-	if err != nil {
-		t.Error(err)
-	}
-	return out
-}
-
 // TestRedirect: every TCP connection reaches the relay, which learns its target.
 func TestRedirect(t *testing.T) {
 	inNetns(t, func() {
@@ -129,8 +106,8 @@ func TestRedirect(t *testing.T) {
 				t.Error(err)
 				return
 			}
-			if got := originalDst(t, server); got.String() != target {
-				t.Errorf("%s: the relay sees %s", target, got)
+			if got, err := originalDestination(server); err != nil || got.String() != target {
+				t.Errorf("%s: the relay sees %s, %v", target, got, err)
 			}
 			_, _ = client.Write([]byte("ping"))
 			client.(*net.TCPConn).CloseWrite()
