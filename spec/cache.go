@@ -64,14 +64,7 @@ func (p Plan) CacheArgv(run RunPaths, c mounts.Cache) ([]string, error) {
 		a.add("--unsetenv-all", "--http-proxy=false", "--image-volume=ignore", "--passwd=false", "--no-hosts",
 			"--read-only-tmpfs=false", "--systemd=false", "--umask=0022")
 	}
-	if p.Limits.MemoryBytes > 0 {
-		a.flag("memory", strconv.Itoa(helperMemory))
-		a.flag("memory-swap", strconv.Itoa(helperMemory))
-	}
-	if p.Limits.PIDs > 0 {
-		a.flag("pids-limit", strconv.Itoa(helperPIDs))
-	}
-	a.ulimit("core", 0)
+	a.helperLimits()
 	if a.podman {
 		// Podman's defaults need CAP_SYS_RESOURCE where they are above the caller's.
 		a.ulimit("nofile", p.Limits.NoFile)

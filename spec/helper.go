@@ -53,14 +53,7 @@ func (p Plan) HelperArgv(run RunPaths, container, netns string) ([]string, error
 		a.flag("security-opt", "label=disable") // a confined type may not connect to the caller's socket
 	}
 	a.add("--read-only")
-	if p.Limits.MemoryBytes > 0 {
-		a.flag("memory", strconv.Itoa(helperMemory))
-		a.flag("memory-swap", strconv.Itoa(helperMemory))
-	}
-	if p.Limits.PIDs > 0 {
-		a.flag("pids-limit", strconv.Itoa(helperPIDs))
-	}
-	a.ulimit("core", 0)
+	a.helperLimits()
 	a.environment()
 	a.bind(a.ownBind(run.Helper(), HelperPath))
 	a.bind(a.ownBind(run.Socket(), HelperSocket))
@@ -68,4 +61,16 @@ func (p Plan) HelperArgv(run RunPaths, container, netns string) ([]string, error
 	a.flag("entrypoint", HelperPath)
 	a.add("--", p.Image.ID, HelperArg, HelperSocket, netns)
 	return a.args, a.err
+}
+
+// helperLimits bounds a container of agentshim's own.
+func (a *argv) helperLimits() {
+	if a.plan.Limits.MemoryBytes > 0 {
+		a.flag("memory", strconv.Itoa(helperMemory))
+		a.flag("memory-swap", strconv.Itoa(helperMemory))
+	}
+	if a.plan.Limits.PIDs > 0 {
+		a.flag("pids-limit", strconv.Itoa(helperPIDs))
+	}
+	a.ulimit("core", 0)
 }
