@@ -416,19 +416,29 @@ func (w *copyWorker) once(src, dst int, t folderTask, name string, kind uint8) e
 	return nil
 }
 
+// openKind opens an entry that is expected to be of one kind; ErrTreeChanged where it
+// is of another by now.
+func openKind(dir int, name string, flags uint64, kind uint32) (int, unix.Stat_t, error) {
+	var st unix.Stat_t
+	fd, err := openBeneath(dir, name, flags|unix.O_NOFOLLOW)
+	if err != nil {
+		return -1, st, err
+	}
+	if err = unix.Fstat(fd, &st); err == nil && st.Mode&unix.S_IFMT != kind {
+		err = ErrTreeChanged
+	}
+	if err != nil {
+		unix.Close(fd)
+	}
+	return fd, st, err
+}
+
 func (w *copyWorker) link(src, dst int, p, name string) error {
-	fd, err := openBeneath(src, name, unix.O_PATH|unix.O_NOFOLLOW)
+	fd, st, err := openKind(src, name, unix.O_PATH, unix.S_IFLNK)
 	if err != nil {
 		return err
 	}
 	defer unix.Close(fd)
-	var st unix.Stat_t
-	if err := unix.Fstat(fd, &st); err != nil {
-		return err
-	}
-	if st.Mode&unix.S_IFMT != unix.S_IFLNK {
-		return ErrTreeChanged
-	}
 	text, err := readLink(fd)
 	if err != nil {
 		return err
@@ -462,18 +472,11 @@ func (w *copyWorker) makeLink(dst int, name string, e *BaseEntry) error {
 
 func (w *copyWorker) file(src, dst int, p, name string) error {
 	// O_NONBLOCK: a FIFO put there meanwhile doesn't block, and has its own mode below.
-	fd, err := openBeneath(src, name, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_NOCTTY)
+	fd, st, err := openKind(src, name, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY, unix.S_IFREG)
 	if err != nil {
 		return err
 	}
 	defer unix.Close(fd)
-	var st unix.Stat_t
-	if err := unix.Fstat(fd, &st); err != nil {
-		return err
-	}
-	if st.Mode&unix.S_IFMT != unix.S_IFREG {
-		return ErrTreeChanged
-	}
 	if !mayRead(&st, w.owner) {
 		return unix.EACCES
 	}

@@ -338,10 +338,7 @@ func plantedPath(rel string) string {
 	if len(rel) > maxPlantedPath {
 		rel, cut = rel[:maxPlantedPath], fmt.Sprintf("… (%d bytes)", len(rel))
 	}
-	if q := strconv.Quote(rel); q[1:len(q)-1] != rel || strings.TrimSpace(rel) != rel {
-		rel = q
-	}
-	return rel + cut
+	return quoteName(rel) + cut
 }
 
 // Lines are the report for people, without control characters: empty where there is
