@@ -77,8 +77,11 @@ type Mount struct {
 	Target string `json:"target"`
 	// Type is bind or tmpfs.
 	Type string `json:"type"`
-	// Source is the host path of a bind.
-	Source   string `json:"source,omitempty"`
+	// Source is the host path of a bind, empty where Own is set.
+	Source string `json:"source,omitempty"`
+	// Own is a bind's source relative to the run's own folder, which is made for the
+	// run: Dev and Ino are not known before.
+	Own      string `json:"own,omitempty"`
 	Writable bool   `json:"writable"`
 	NoExec   bool   `json:"noexec"`
 	// NoSUIDBy, NoDevBy and NoExecBy name what enforces each: "flag" (the mount

@@ -55,7 +55,7 @@ func (a *attestation) mounts() {
 		}
 	}
 	top := a.topMounts()
-	for _, target := range slices.Sorted(mapsKeys(planned, a.own)) {
+	for _, target := range slices.Compact(slices.Sorted(mapsKeys(planned, a.own))) {
 		if _, ok := top[target]; !ok {
 			a.mountDiffer(target, "mounted", "not mounted")
 		}
@@ -93,10 +93,14 @@ func (a *attestation) plannedMount(m wire.Mount, p mounts.Mount) {
 		a.mountDiffer(m.Target, "readable by the agent", m.Stat)
 		return
 	}
+	id := fileID{p.Dev, p.Ino}
+	if p.Own != "" {
+		id = a.own[p.Target]
+	}
 	if p.Type == "tmpfs" {
 		a.plannedTmpfs(m, p)
-	} else if m.Dev != p.Dev || m.Ino != p.Ino {
-		a.mountDiffer(m.Target, fmt.Sprintf("the file the plan saw (device %d, inode %d)", p.Dev, p.Ino), fmt.Sprintf("device %d, inode %d", m.Dev, m.Ino))
+	} else if m.Dev != id.dev || m.Ino != id.ino {
+		a.mountDiffer(m.Target, fmt.Sprintf("the file the plan saw (device %d, inode %d)", id.dev, id.ino), fmt.Sprintf("device %d, inode %d", m.Dev, m.Ino))
 	}
 	if !p.Writable {
 		a.needOption(m, "ro")

@@ -150,6 +150,28 @@ func (b *base) super(target, prefix, option string) {
 	}
 }
 
+// ownSource makes a planned bind one of the run's own folder.
+func (b *base) ownSource(target string) {
+	for i := range b.plan.Mounts {
+		if m := &b.plan.Mounts[i]; m.Target == target {
+			m.Source, m.Own, m.Dev, m.Ino = "", "x", 0, 0
+		}
+	}
+	m := b.mount(target)
+	b.own[target] = fileID{m.Dev, m.Ino}
+}
+
+func TestCompareOwnSource(t *testing.T) {
+	b := mustBase(t, rootless)
+	b.ownSource("/data")
+	if diffs := b.compare(); diffs != nil {
+		t.Error(diffs)
+	}
+	if got := plannedSources(b.plan, b.run)["/data"]; got != b.run.Dir+"/x" {
+		t.Errorf("source %q", got)
+	}
+}
+
 const (
 	dockerRoot = "docker-root"
 	rootless   = "podman-rootless"
@@ -260,6 +282,14 @@ var weaker = []struct {
 	{"mount with devices", rootless, `mount "/workspace"`, func(b *base) { b.without("/workspace", "nodev") }},
 	{"another source, same device", dockerRoot, `mount "/data"`, func(b *base) { b.mount("/data").Ino++ }},
 	{"another source, same inode", dockerRoot, `mount "/workspace"`, func(b *base) { b.mount("/workspace").Dev++ }},
+	{"another source of the run's own", dockerRoot, `mount "/data"`, func(b *base) {
+		b.ownSource("/data")
+		b.mount("/data").Ino++
+	}},
+	{"a source of the run's own that is not known", dockerRoot, `mount "/data"`, func(b *base) {
+		b.ownSource("/data")
+		delete(b.own, "/data")
+	}},
 	{"unreadable mount", dockerRoot, `mount "/workspace"`, func(b *base) { b.mount("/workspace").Stat = "permission denied" }},
 	{"second mount on a target", dockerRoot, `mount "/data"`, func(b *base) {
 		m := *b.mount("/data")

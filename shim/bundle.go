@@ -305,7 +305,7 @@ func plannedSources(plan spec.Plan, run spec.RunPaths) map[string]string {
 	}
 	for _, m := range plan.Mounts {
 		if m.Type == "bind" {
-			sources[m.Target] = m.Source
+			sources[m.Target] = run.Source(m)
 		}
 	}
 	return sources

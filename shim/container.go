@@ -192,6 +192,11 @@ func (c *container) ownFiles() (map[string]fileID, error) {
 		return nil
 	}
 	errs := []error{add(c.paths.Init, spec.InitPath)}
+	for _, m := range c.p.plan.Mounts {
+		if m.Own != "" {
+			errs = append(errs, add(c.paths.Source(m), m.Target))
+		}
+	}
 	for _, f := range c.p.plan.Etc {
 		errs = append(errs, add(filepath.Join(c.paths.Dir, "etc", f.Name), "/etc/"+f.Name))
 	}

@@ -184,7 +184,7 @@ func execOption(m mounts.Mount) string {
 }
 
 func (a *argv) bind(m mounts.Mount) {
-	fields := []string{"type=bind", "source=" + m.Source, "target=" + m.Target, "bind-propagation=rprivate"}
+	fields := []string{"type=bind", "source=" + a.run.Source(m), "target=" + m.Target, "bind-propagation=rprivate"}
 	if !m.Writable {
 		fields = append(fields, "readonly")
 	}

@@ -72,6 +72,7 @@ func (p Plan) kernelMounts() []oci.Mount {
 func (p Plan) ociMounts(run RunPaths) []oci.Mount {
 	out := p.kernelMounts()
 	for _, m := range p.Mounts {
+		m.Source = run.Source(m)
 		out = append(out, ociMount(m))
 	}
 	for _, f := range p.Etc {
@@ -253,7 +254,7 @@ func mountText(m mounts.Mount) string {
 	if m.Type == "tmpfs" {
 		return fmt.Sprintf("%s: %s, tmpfs of %d MiB", m.Target, m.Why, m.SizeBytes/mib)
 	}
-	text := fmt.Sprintf("%s: %s, %s from %q, nosuid by %s, nodev by %s", m.Target, m.Why, access, m.Source, m.NoSUIDBy, m.NoDevBy)
+	text := fmt.Sprintf("%s: %s, %s from %q, nosuid by %s, nodev by %s", m.Target, m.Why, access, SymbolicPaths.Source(m), m.NoSUIDBy, m.NoDevBy)
 	if m.NoExec {
 		text += ", noexec by " + m.NoExecBy
 	}

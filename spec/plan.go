@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
+	"path"
 
 	"github.com/agentshim/agentshim/mounts"
 	"github.com/agentshim/agentshim/netpolicy"
@@ -159,6 +160,14 @@ type Note struct {
 type RunPaths struct {
 	// ID is the run's id; Dir its folder on the host; Init the host path of agentshim-init.
 	ID, Dir, Init string
+}
+
+// Source is the host path of one of the plan's binds.
+func (r RunPaths) Source(m mounts.Mount) string {
+	if m.Own != "" {
+		return path.Join(r.Dir, m.Own)
+	}
+	return m.Source
 }
 
 // SymbolicPaths stands for a run's names where a plan is only shown.
