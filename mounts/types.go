@@ -81,9 +81,12 @@ type Mount struct {
 	Source string `json:"source,omitempty"`
 	// Own is a bind's source relative to the run's own folder, which is made for the
 	// run: Dev and Ino are not known before.
-	Own      string `json:"own,omitempty"`
-	Writable bool   `json:"writable"`
-	NoExec   bool   `json:"noexec"`
+	Own string `json:"own,omitempty"`
+	// Kept says that Own is relative to the run's folder in the state folder, which
+	// outlives the run, and not to the one that ends with it.
+	Kept     bool `json:"kept,omitempty"`
+	Writable bool `json:"writable"`
+	NoExec   bool `json:"noexec"`
 	// NoSUIDBy, NoDevBy and NoExecBy name what enforces each: "flag" (the mount
 	// flag), "no-new-privileges", "devices-cgroup", "" (not asked for) or
 	// "gap" (asked for and not enforced).

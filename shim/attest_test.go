@@ -170,6 +170,13 @@ func TestCompareOwnSource(t *testing.T) {
 	if got := plannedSources(b.plan, b.run)["/data"]; got != b.run.Dir+"/x" {
 		t.Errorf("source %q", got)
 	}
+	b.run.State = "/state"
+	for i := range b.plan.Mounts {
+		b.plan.Mounts[i].Kept = b.plan.Mounts[i].Own != ""
+	}
+	if got := plannedSources(b.plan, b.run)["/data"]; got != "/state/x" {
+		t.Errorf("source %q", got)
+	}
 }
 
 const (

@@ -29,7 +29,7 @@ var ErrNoEgressLog = errors.New("no egress log")
 
 // egressLog is where a run's log is: beside its record, and kept as long.
 func (f folders) egressLog(id string) string {
-	return filepath.Join(f.state, "runs", id, "egress.jsonl")
+	return filepath.Join(f.record(id), "egress.jsonl")
 }
 
 // EgressLog finds the egress log of one of the caller's runs, and its record, which

@@ -18,6 +18,9 @@ type folders struct {
 	runtime string
 }
 
+// record is where a run's record and all that outlives the run lie.
+func (f folders) record(id string) string { return filepath.Join(f.state, "runs", id) }
+
 // openFolders finds and creates both, 0700 and owned by the caller.
 func openFolders(getenv func(string) string, home string) (folders, error) {
 	state := getenv("XDG_STATE_HOME")

@@ -78,7 +78,7 @@ func (s Store) Run(id string) (RunInfo, error) {
 	if !isRunID(id) {
 		return RunInfo{}, &Error{Reason: ReasonState, Msg: fmt.Sprintf("run %q", id), Err: ErrNoRun, Hint: "agentshim runs lists them"}
 	}
-	b, err := readRecord(filepath.Join(s.folders.state, "runs", id, "record.json"))
+	b, err := readRecord(filepath.Join(s.folders.record(id), "record.json"))
 	if errors.Is(err, fs.ErrNotExist) {
 		return RunInfo{}, &Error{Reason: ReasonState, Msg: fmt.Sprintf("run %q", id), Err: ErrNoRun, Hint: "agentshim runs lists them"}
 	}
@@ -90,7 +90,7 @@ func (s Store) Run(id string) (RunInfo, error) {
 		err = fmt.Errorf("version %d of run %q", r.Version, r.ID)
 	}
 	if err != nil {
-		return RunInfo{}, &Error{Reason: ReasonState, Msg: fmt.Sprintf("record of run %s", id), Err: err, Hint: "remove its folder if you don't need it: " + filepath.Join(s.folders.state, "runs", id)}
+		return RunInfo{}, &Error{Reason: ReasonState, Msg: fmt.Sprintf("record of run %s", id), Err: err, Hint: "remove its folder if you don't need it: " + s.folders.record(id)}
 	}
 	r.State = stateOf(r.Record)
 	return r, nil

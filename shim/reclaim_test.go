@@ -86,7 +86,7 @@ func TestBrokenRecords(t *testing.T) {
 	for id, text := range map[string]string{
 		"00000000000000bb": "{", "00000000000000cc": `{"version":99,"id":"00000000000000cc"}`, "00000000000000dd": `{"version":1,"id":"x"}`,
 	} {
-		dir := filepath.Join(s.folders.state, "runs", id)
+		dir := s.folders.record(id)
 		if err := errors.Join(os.Mkdir(dir, 0o700), os.WriteFile(filepath.Join(dir, "record.json"), []byte(text), 0o600)); err != nil {
 			t.Fatal(err)
 		}

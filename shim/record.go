@@ -91,7 +91,7 @@ func (r Record) json() ([]byte, error) {
 
 // write puts the record into its run's folder, 0600, in one step.
 func (r Record) write(f folders) error {
-	dir := filepath.Join(f.state, "runs", r.ID)
+	dir := f.record(r.ID)
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return &Error{Reason: ReasonState, Err: err}
 	}

@@ -339,7 +339,7 @@ func (p *prepared) execute(ctx context.Context, rec *Record) (err error) {
 	if err := rec.write(p.folders); err != nil {
 		return err
 	}
-	paths := spec.RunPaths{ID: rec.ID}
+	paths := spec.RunPaths{ID: rec.ID, State: p.folders.record(rec.ID)}
 	if paths.Dir, err = p.folders.makeRunFolder(rec.ID, rec.Owner); err != nil {
 		return err
 	}

@@ -158,20 +158,24 @@ type Note struct {
 // RunPaths are the names of one run, the only part of the engine's argv and the
 // OCI config that differs between equal runs.
 type RunPaths struct {
-	// ID is the run's id; Dir its folder on the host; Init the host path of agentshim-init.
-	ID, Dir, Init string
+	// ID is the run's id; Dir its folder on the host, which ends with it; State its
+	// folder beside its record; Init the host path of agentshim-init.
+	ID, Dir, State, Init string
 }
 
 // Source is the host path of one of the plan's binds.
 func (r RunPaths) Source(m mounts.Mount) string {
-	if m.Own != "" {
-		return path.Join(r.Dir, m.Own)
+	switch {
+	case m.Own == "":
+		return m.Source
+	case m.Kept:
+		return path.Join(r.State, m.Own)
 	}
-	return m.Source
+	return path.Join(r.Dir, m.Own)
 }
 
 // SymbolicPaths stands for a run's names where a plan is only shown.
-var SymbolicPaths = RunPaths{ID: "RUN_ID", Dir: "/RUN_DIR", Init: "/AGENTSHIM_INIT"}
+var SymbolicPaths = RunPaths{ID: "RUN_ID", Dir: "/RUN_DIR", State: "/RUN_STATE", Init: "/AGENTSHIM_INIT"}
 
 // JSON renders the plan, indented, with a trailing newline.
 func (p Plan) JSON() ([]byte, error) {
