@@ -14,7 +14,6 @@ var missingFeatures = []missing{
 	given("$.harness.auth", `leave it out or write "none"`, func(h *Harness) bool { return h.Harness.Auth != "none" }),
 	given("$.fallback", "", func(h *Harness) bool { return len(h.Fallback) > 0 }),
 	given("$.fallbackOn", "", func(h *Harness) bool { return len(h.FallbackOn) > 0 }),
-	given("$.workspace.mode", "write writable, read-only or none", func(h *Harness) bool { return h.workspace().Mode == "copy" }),
 	given("$.workspace.git", `leave it out or write "none"`, func(h *Harness) bool { return h.workspace().Git != "" && h.workspace().Git != "none" }),
 	given("$.workspace.protect", "", func(h *Harness) bool { return len(h.workspace().Protect) > 0 }),
 	given("$.workspace.hide", "", func(h *Harness) bool { return len(h.workspace().Hide) > 0 }),

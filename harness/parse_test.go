@@ -387,7 +387,6 @@ func TestNotBuilt(t *testing.T) {
 		{"$.harness.auth", withHarness(`"auth":"broker"`)},
 		{"$.fallback", with(`"fallback":[{"harness":{"binary":"x"}}]`)},
 		{"$.fallbackOn", with(`"fallbackOn":[75]`)},
-		{"$.workspace.mode", with(`"workspace":{"source":".","mode":"copy"}`)},
 		{"$.workspace.git", with(`"workspace":{"source":".","git":"private"}`)},
 		{"$.workspace.git", with(`"workspace":{"source":".","git":"shared"}`)},
 		{"$.workspace.protect", with(`"workspace":{"source":".","protect":["a"]}`)},

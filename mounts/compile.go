@@ -81,10 +81,10 @@ func modeProblem(h harness.Harness) *Problem {
 		return nil
 	}
 	switch h.Workspace.Mode {
-	case "", "read-only", "writable", "none":
+	case "", "read-only", "writable", "copy", "none":
 		return nil
 	}
-	return refuse("$.workspace.mode", h.Workspace.Mode, "this mode is not built yet", "use read-only, writable or none")
+	return refuse("$.workspace.mode", h.Workspace.Mode, "there is no such mode", "use read-only, writable, copy or none")
 }
 
 func bindMount(b bind, s Source, t Target) Mount {
@@ -94,6 +94,9 @@ func bindMount(b bind, s Source, t Target) Mount {
 	}
 	if b.noExec {
 		m.NoExecBy = ByFlag
+	}
+	if b.copy {
+		m.Source, m.Own, m.Kept, m.Writable, m.Dev, m.Ino = "", CopyTree, true, true, 0, 0
 	}
 	if t.Podman {
 		return m
@@ -226,10 +229,10 @@ func warnings(h harness.Harness, f Facts, t Target, all []bind) []string {
 		if !s.Dir && b.writable {
 			warn(b, "a single file mounted writable: programs that save by renaming get EBUSY, and when the host replaces the file the agent keeps the old one; mount its folder instead")
 		}
-		if s.NoExec {
+		if s.NoExec && !b.copy {
 			warn(b, "it lies on a file system mounted noexec: programs in it will not run")
 		}
-		if s.GroupOnly && (t.Podman && t.Rootless || !slices.Contains(h.Groups, int(s.GID))) {
+		if s.GroupOnly && !b.copy && (t.Podman && t.Rootless || !slices.Contains(h.Groups, int(s.GID))) {
 			warn(b, "you can read it only through the supplementary group %d, which the agent does not have", s.GID)
 		}
 		if f.SELinux && t.Podman && b.label == "" {
@@ -244,7 +247,7 @@ func warnings(h harness.Harness, f Facts, t Target, all []bind) []string {
 
 // writableAbove is the writable bind whose source holds the read-only b's, or nil.
 func writableAbove(b bind, all []bind, f Facts) *bind {
-	if b.writable {
+	if b.writable || b.copy {
 		return nil
 	}
 	for i := range all {

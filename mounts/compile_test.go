@@ -111,6 +111,7 @@ func TestCompileGolden(t *testing.T) {
 		{"bare", base(func(h *harness.Harness) { h.Workspace = nil }), facts(nil), nil},
 		{"workspace-read-only", base(nil), facts(nil), nil},
 		{"workspace-writable", base(writable), facts(nil), nil},
+		{"workspace-copy", base(func(h *harness.Harness) { h.Workspace.Mode = "copy" }), facts(nil), nil},
 		{"workspace-none", base(func(h *harness.Harness) { h.Workspace.Mode = "none" }), facts(nil), nil},
 		{"sizes", base(func(h *harness.Harness) {
 			h.Home, h.TmpSizeMB, h.Resources.ShmMB = harness.Home{SizeMB: 64, NoExec: true}, 32, 16
@@ -487,9 +488,31 @@ func TestTmpfsSizes(t *testing.T) {
 }
 
 func TestWorkspaceRefused(t *testing.T) {
-	t.Run("copy is not built", func(t *testing.T) {
-		_, err := Compile(base(func(h *harness.Harness) { h.Workspace.Mode = "copy" }), facts(nil), target(true))
+	t.Run("no such mode", func(t *testing.T) {
+		_, err := Compile(base(func(h *harness.Harness) { h.Workspace.Mode = "shared" }), facts(nil), target(true))
 		wantProblem(t, err, "$.workspace.mode", ErrRefused)
+	})
+	t.Run("mounts below a copied one", func(t *testing.T) {
+		h := base(func(h *harness.Harness) { h.Workspace.Mode = "copy" })
+		_, err := Compile(h, facts(func(f *Facts) {
+			s := f.Sources["/src/proj/."]
+			s.Submounts = []string{"/src/proj/m"}
+			f.Sources["/src/proj/."] = s
+		}), target(true))
+		wantProblem(t, err, "$.workspace.source", ErrRefused)
+	})
+	t.Run("sockets, which are not copied", func(t *testing.T) {
+		for mode, refused := range map[string]bool{"copy": false, "read-only": true} {
+			h := base(func(h *harness.Harness) { h.Workspace.Mode = mode })
+			_, err := Compile(h, facts(func(f *Facts) {
+				s := f.Sources["/src/proj/."]
+				s.Sockets = []string{"/src/proj/s"}
+				f.Sources["/src/proj/."] = s
+			}), target(true))
+			if errors.Is(err, ErrRefused) != refused {
+				t.Errorf("%s: %v", mode, err)
+			}
+		}
 	})
 	t.Run("a file is no workspace", func(t *testing.T) {
 		h := base(func(h *harness.Harness) { h.Workspace.Source = "/conf/one" })
@@ -597,7 +620,7 @@ func TestReadOnlyReachableWritable(t *testing.T) {
 
 func TestEveryProblemIsReported(t *testing.T) {
 	h := base(func(h *harness.Harness) {
-		h.Workspace.Mode, h.Home.SizeMB = "copy", -1
+		h.Workspace.Mode, h.Home.SizeMB = "shared", -1
 		h.Mounts = []harness.Mount{{Source: "~", Target: "/"}, {Source: "/data", Target: "/proc"}, {Source: "/more", Target: "/x", Label: "q"}}
 	})
 	to := target(false)

@@ -15,6 +15,10 @@ const AgentHome = "/home/agent"
 // defaultWorkspace is the workspace's target where the file gives none.
 const defaultWorkspace = "/workspace"
 
+// CopyTree is where a run keeps its private copy of the workspace: Mount.Own of a
+// workspace whose mode is copy.
+const CopyTree = "copy/tree"
+
 var (
 	errTilde    = errors.New(`only "~/" is expanded`)
 	errEmpty    = errors.New("it is empty")
@@ -32,8 +36,9 @@ type bind struct {
 	rawTarget, target string
 	// sourceErr and targetErr say why key or target could not be made.
 	sourceErr, targetErr error
-	writable, noExec     bool
-	label, why           string
+	// writable is not set for a copy, through which the agent changes no source.
+	writable, noExec, copy bool
+	label, why             string
 }
 
 // binds lists what the file asks for, in the file's order, workspace first.
@@ -43,7 +48,7 @@ func binds(h harness.Harness, home string) []bind {
 	if w := h.Workspace; w != nil && w.Mode != "none" {
 		b := bind{
 			json: "$.workspace", source: w.Source, rawTarget: w.Target,
-			writable: w.Mode == "writable", why: WhyWorkspace,
+			writable: w.Mode == "writable", copy: w.Mode == "copy", why: WhyWorkspace,
 		}
 		if b.rawTarget == "" {
 			b.rawTarget = defaultWorkspace

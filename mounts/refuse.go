@@ -52,9 +52,11 @@ func sourceProblem(b bind, f Facts, t Target) *Problem {
 	if reason := unportable(s.Path); reason != "" {
 		return refuse(at, s.Path, "the engines can't take this path: "+reason, "rename it")
 	}
-	for _, check := range []func(Source, Facts) (reason, remedy string){
-		systemSource, protectedSource, homeSource, socketSource, submountSource,
-	} {
+	checks := []func(Source, Facts) (reason, remedy string){systemSource, protectedSource, homeSource, socketSource, submountSource}
+	if b.copy { // sockets are not copied
+		checks = []func(Source, Facts) (reason, remedy string){systemSource, protectedSource, homeSource, submountCopied}
+	}
+	for _, check := range checks {
 		if reason, remedy := check(s, f); reason != "" {
 			return refuse(at, s.Path, reason, remedy)
 		}
@@ -124,6 +126,13 @@ func submountSource(s Source, _ Facts) (reason, remedy string) {
 	}
 	return "read-only, nosuid and nodev would not hold on what is mounted below it: " + list(s.Submounts),
 		"unmount that, or mount a folder without it"
+}
+
+func submountCopied(s Source, _ Facts) (reason, remedy string) {
+	if len(s.Submounts) == 0 {
+		return "", ""
+	}
+	return "a copy does not enter what is mounted below it: " + list(s.Submounts), "unmount that, or take a folder without it"
 }
 
 func labelProblem(b bind, s Source, f Facts, t Target) *Problem {

@@ -247,7 +247,7 @@ func refusal(c *Change, rules ChangeRules) string {
 	n := &c.copy
 	switch {
 	case protected(c.Path, rules):
-		return "its path is protected"
+		return whyProtected
 	case n.Bad != "":
 		return n.Bad
 	case c.Kind == ChangeDeleted:
@@ -264,6 +264,21 @@ func refusal(c *Change, rules ChangeRules) string {
 		return linkRefusal(c.Path, n.Link, rules)
 	}
 	return ""
+}
+
+const whyProtected = "its path is protected"
+
+// foldProtected drops what was added below a folder that is refused since its path is
+// protected: a repository that the agent made is one line, not thousands.
+func foldProtected(changes []Change) []Change {
+	folders := map[string]bool{}
+	return slices.DeleteFunc(changes, func(c Change) bool {
+		if c.Kind != ChangeAdded || c.Why != whyProtected {
+			return false
+		}
+		folders[c.Path] = c.To == TypeFolder
+		return folders[parentOf(c.Path)]
+	})
 }
 
 // linkRefusal judges a link by its text alone. ".." is taken at the start only: behind a name, which may be a

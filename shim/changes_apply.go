@@ -34,6 +34,17 @@ type Applied struct {
 	Modes []string
 }
 
+// ApplyText gives a line for each change that Apply would make, safe for a terminal.
+func ApplyText(c Changes) []string {
+	var out []string
+	for i := range c.List {
+		if c.List[i].Verdict == VerdictApply {
+			out = append(out, fmt.Sprintf("%s: %s", c.List[i].Kind, quoteName(c.List[i].Path)))
+		}
+	}
+	return out
+}
+
 // Apply does on the host what c says. No link is followed, and nothing outside the
 // folder host is read or written, whatever is renamed meanwhile.
 //
@@ -382,8 +393,7 @@ func (a *applier) chmod(c *Change) error {
 	if !sameThing(&st, &c.host, false) {
 		return ErrApplyRace
 	}
-	// fchmod(2) refuses O_PATH with EBADF; the link in /proc leads to the file itself.
-	return unix.Chmod("/proc/self/fd/"+strconv.Itoa(fd), c.Mode)
+	return chmodOpen(fd, c.Mode)
 }
 
 // stillThere is ErrApplyRace when name is not what was looked at. A rename sets the
@@ -466,24 +476,4 @@ func (a *applier) removeStaged(dir int, top *stagedTop) {
 		return
 	}
 	_ = removeFolder(dir, top.name)
-}
-
-// removeFolder removes a folder and all below it, following no link.
-func removeFolder(dir int, name string) error {
-	fd, err := openFolder(dir, name, unix.O_RDONLY)
-	if err != nil {
-		return err
-	}
-	defer unix.Close(fd)
-	_ = unix.Fchmod(fd, 0o700)
-	names, err := readNames(fd, 1<<30)
-	if err != nil {
-		return err
-	}
-	for _, d := range names {
-		if err := unix.Unlinkat(fd, d.name, 0); errors.Is(err, unix.EISDIR) || errors.Is(err, unix.EPERM) {
-			_ = removeFolder(fd, d.name)
-		}
-	}
-	return unix.Unlinkat(dir, name, unix.AT_REMOVEDIR)
 }

@@ -21,6 +21,8 @@ type DiffLimits struct {
 	Bytes int
 	// Files that have a line at all: 10,000.
 	Files int
+	// Stat leaves out all but the summary.
+	Stat bool
 }
 
 func (l DiffLimits) withDefaults() DiffLimits {
@@ -42,7 +44,11 @@ func (l DiffLimits) withDefaults() DiffLimits {
 // What the host has already is left out; a conflict shows no lines, since what was
 // copied is not kept.
 func WriteDiff(w io.Writer, c Changes, copied, host *os.File, limits DiffLimits) error {
-	d := &diffWriter{w: bufio.NewWriter(w), copied: int(copied.Fd()), host: int(host.Fd()), limits: limits.withDefaults()}
+	all := bufio.NewWriter(w)
+	d := &diffWriter{w: all, copied: int(copied.Fd()), host: int(host.Fd()), limits: limits.withDefaults()}
+	if limits.Stat {
+		d.w = bufio.NewWriter(io.Discard)
+	}
 	for i := range c.List {
 		if c.List[i].Verdict == VerdictDone {
 			continue
@@ -55,6 +61,10 @@ func WriteDiff(w io.Writer, c Changes, copied, host *os.File, limits DiffLimits)
 	if more := d.files - d.limits.Files; more > 0 {
 		fmt.Fprintf(d.w, "… and %d more\n", more)
 	}
+	if d.files > 0 {
+		fmt.Fprintln(d.w)
+	}
+	d.w = all
 	d.summary(c)
 	return d.w.Flush()
 }
@@ -201,7 +211,6 @@ func (d *diffWriter) summary(c Changes) {
 		fmt.Fprintln(d.w, "no changes")
 		return
 	}
-	fmt.Fprintln(d.w)
 	for _, line := range d.stats {
 		fmt.Fprintln(d.w, line)
 	}

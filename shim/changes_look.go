@@ -67,6 +67,7 @@ func FindChanges(ctx context.Context, base Base, copied, host *os.File, rules Ch
 		}
 	}
 	judge(changes.List, known, rules)
+	changes.List = foldProtected(changes.List)
 	return changes, nil
 }
 

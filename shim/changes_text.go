@@ -20,6 +20,9 @@ func quoteName(name string) string {
 	return q
 }
 
+// ShowName gives a path that an agent may have made, safe for a terminal and for one line.
+func ShowName(p string) string { return quoteName(p) }
+
 // briefName is quoteName for a message: of a long name its end.
 func briefName(name string) string {
 	q := []rune(quoteName(name))

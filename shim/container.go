@@ -216,6 +216,7 @@ func (c *container) launch() error {
 		size := c.p.terminal.size()
 		launch.Terminal = &size
 	}
+	c.p.launched = true
 	if err := c.send(func() error { return c.conn.SendJSON(wire.KindLaunch, launch) }); err != nil {
 		return err
 	}

@@ -64,8 +64,8 @@ type CopyOptions struct {
 
 // LeftOut is something that was not copied, and why.
 type LeftOut struct {
-	Path string
-	Why  string
+	Path string `json:"path"`
+	Why  string `json:"why"`
 }
 
 // Why something was left out of a copy.
@@ -588,8 +588,8 @@ func treeError(p string, err error) error {
 		hint = "set XDG_STATE_HOME to a folder outside of the workspace"
 	case isTreeChange(err):
 		err, hint = ErrTreeChanged, "stop what writes into the workspace (an editor's or a build's watcher, another run) and try again"
-	case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT):
-		hint = "free space where agentshim keeps its runs, or set XDG_STATE_HOME to a folder on a larger disk"
+	case diskHint(err) != "":
+		return &Error{Reason: ReasonState, Msg: "copy of " + briefName(p), Hint: diskHint(err), Err: err}
 	case errors.Is(err, unix.EXDEV):
 		err, hint = ErrTreeMount, "unmount it, or take a folder without mounts as the workspace"
 	}

@@ -85,7 +85,7 @@ func Reasons() []ReasonInfo {
 		{ReasonWidening, false, "The file opens something that it does not also accept by name."},
 		{ReasonPosture, false, "The container is not what was planned."},
 		{ReasonEgressSetup, true, "The network policy could not be applied or proven."},
-		{ReasonMount, false, "A mount is refused or its source is not usable."},
+		{ReasonMount, false, "A mount is refused or its source is not usable, or the workspace can't be copied."},
 		{ReasonPolicy, false, "The network or system call policy is not valid or is denied."},
 		{ReasonEnvMissing, false, "A variable or file that the environment is made of is not there."},
 		{ReasonPrompt, false, "The prompt is missing, too long or not readable."},

@@ -9,7 +9,7 @@ import (
 
 // self identifies this process.
 func self() (Owner, error) {
-	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	boot, err := bootID()
 	if err != nil {
 		return Owner{}, &Error{Reason: ReasonInternal, Err: err}
 	}
@@ -17,7 +17,12 @@ func self() (Owner, error) {
 	if err != nil {
 		return Owner{}, &Error{Reason: ReasonInternal, Err: err}
 	}
-	return Owner{PID: os.Getpid(), StartTicks: ticks, BootID: strings.TrimSpace(string(boot))}, nil
+	return Owner{PID: os.Getpid(), StartTicks: ticks, BootID: boot}, nil
+}
+
+func bootID() (string, error) {
+	b, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	return strings.TrimSpace(string(b)), err
 }
 
 // startTicks is field 22 of /proc/PID/stat; the second field, in parentheses, may

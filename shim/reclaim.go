@@ -123,8 +123,8 @@ func stateOf(r Record) RunState {
 // alive reports whether the very process still runs: a pid is used again, a pid
 // with its start time since boot is not.
 func (o Owner) alive() bool {
-	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
-	if err != nil || strings.TrimSpace(string(boot)) != o.BootID {
+	boot, err := bootID()
+	if err != nil || boot != o.BootID {
 		return err != nil // can't tell: treat it as running, nothing is removed
 	}
 	ticks, err := startTicks(o.PID)
@@ -154,6 +154,9 @@ func (s Store) Prune(ctx context.Context, dryRun bool) ([]Leftover, error) {
 	engines := map[string]Adapter{}
 	var out []Leftover
 	for _, r := range runs {
+		if r.State == RunEnded && !dryRun {
+			errs = append(errs, removeTree(s.folders.record(r.ID), newCopyFolder))
+		}
 		if r.State != RunLost && r.Reason != ReasonEngineLost {
 			continue
 		}
@@ -275,6 +278,9 @@ func (s Store) reclaim(ctx context.Context, engines map[string]Adapter, r RunInf
 		return out, nil
 	}
 	kept := slices.ContainsFunc(out, func(l Leftover) bool { return l.Kept != "" })
+	if err := removeTree(s.folders.record(r.ID), newCopyFolder); err != nil {
+		return out, err
+	}
 	if kept || r.State != RunLost {
 		return out, nil
 	}

@@ -39,6 +39,8 @@ type Record struct {
 	Gaps      []spec.Note   `json:"gaps,omitempty"`
 	// Attestation is what init saw, and what was weaker than planned.
 	Attestation *Attestation `json:"attestation,omitempty"`
+	// Copy is the workspace's private copy, nil where the run has none.
+	Copy *CopyRecord `json:"copy,omitempty"`
 	// Egress is what the run could reach, once that is decided.
 	Egress  *EgressRecord `json:"egress,omitempty"`
 	Phases  []Phase       `json:"phases,omitempty"`

@@ -47,6 +47,8 @@ type Job struct {
 	Progress io.Writer
 	// Proven is called once when the posture is proven, before the harness starts; may be nil.
 	Proven func(spec.Plan, Attestation)
+	// Notice gets a line for the user that is neither an error nor the plan's; may be nil.
+	Notice func(format string, args ...any)
 	// Log gets a line for each step that takes long or may be of interest; may be nil.
 	Log func(format string, args ...any)
 	// LookupEnv reads the caller's environment; nil is os.LookupEnv.
@@ -61,6 +63,9 @@ func (j Job) withDefaults() Job {
 	}
 	if j.Log == nil {
 		j.Log = func(string, ...any) {}
+	}
+	if j.Notice == nil {
+		j.Notice = func(string, ...any) {}
 	}
 	if j.Stdin == nil {
 		j.Stdin = strings.NewReader("")
@@ -89,6 +94,8 @@ type prepared struct {
 	// control is Run's; terminal is nil where the harness gets none.
 	control  *control
 	terminal *terminal
+	// launched is set when the harness may have run.
+	launched bool
 }
 
 // Plan decides a job and starts nothing. What it decides is what Run does. The
@@ -348,6 +355,10 @@ func (p *prepared) execute(ctx context.Context, rec *Record) (err error) {
 		return asError(err)
 	}
 	p.phases.done("prepare")
+	if err := p.makeCopy(ctx, rec); err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, p.keepCopy(rec)) }()
 	c, err := startContainer(ctx, p, paths)
 	if err != nil {
 		return err

@@ -40,7 +40,7 @@ func Compile(h harness.Harness, host Host, o Options) (Plan, error) {
 		c.plan.Capabilities = []string{}
 	}
 	for _, step := range []func() error{
-		c.engine, c.identity, c.image, c.limits, c.mounts, c.kernel, c.seccomp, c.egress, c.process, c.etc, c.notes,
+		c.engine, c.identity, c.image, c.limits, c.mounts, c.copy, c.kernel, c.seccomp, c.egress, c.process, c.etc, c.notes,
 	} {
 		c.errs = append(c.errs, step())
 	}
@@ -344,7 +344,7 @@ func (c *compiler) fileNotes() {
 		c.widen("rootfs-writable", false, "the root file system is writable; what is written is gone at the end")
 	}
 	for _, m := range c.plan.Mounts {
-		if m.Type == "bind" && m.Writable {
+		if m.Type == "bind" && m.Writable && m.Own == "" {
 			c.widen("writable:"+m.Target, false, "the agent can change %s on the host", m.Source)
 		}
 	}

@@ -202,6 +202,9 @@ func (p Plan) Text() string {
 	for _, m := range p.Mounts {
 		line("mount", "%s", mountText(m))
 	}
+	if p.Copy != nil {
+		line("copy", "%s", p.Copy.text())
+	}
 	for _, n := range p.Widenings {
 		line("widening", "%s", n.text())
 	}

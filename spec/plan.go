@@ -50,6 +50,8 @@ type Plan struct {
 	Process  Process  `json:"process"`
 	// Mounts are tmpfs, workspace, mounts and image volumes in mount order.
 	Mounts []mounts.Mount `json:"mounts"`
+	// Copy is the workspace's private copy, nil where there is none.
+	Copy *Copy `json:"copy,omitempty"`
 	// Etc are the generated files below /etc, mounted read-only.
 	Etc []EtcFile `json:"etc"`
 	// HomeFiles are the targets copied into the home, relative to it.

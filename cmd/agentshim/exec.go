@@ -82,6 +82,7 @@ func (f *execFlags) run(cmd *cobra.Command, words []string) error {
 	job.Log = func(format string, args ...any) { logrus.Debugf(format, args...) }
 	if !f.quiet {
 		job.Progress = os.Stderr
+		job.Notice = func(format string, args ...any) { fmt.Fprintf(os.Stderr, "agentshim: "+format+"\n", args...) }
 		slow := time.AfterFunc(slowStart, func() { fmt.Fprintln(os.Stderr, "agentshim: the engine is still starting the container") })
 		defer slow.Stop()
 		job.Proven = func(p spec.Plan, a shim.Attestation) {
@@ -134,6 +135,9 @@ func printEnd(w io.Writer, rec shim.Record) {
 		for _, line := range rec.Egress.Refusals {
 			fmt.Fprintf(w, "agentshim: egress: %s\n", line)
 		}
+	}
+	if rec.Copy != nil {
+		fmt.Fprintf(w, "agentshim: copy: the agent's changes are in a copy of %q: agentshim diff %s shows them, agentshim apply %s applies them\n", rec.Copy.Source, rec.ID, rec.ID)
 	}
 	if rec.Harness != nil && rec.Harness.OOMKills > 0 {
 		fmt.Fprintf(w, "agentshim: the kernel killed %d process(es) of the container for lack of memory (resources.memoryMb)\n", rec.Harness.OOMKills)

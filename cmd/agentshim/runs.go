@@ -2,6 +2,7 @@ package main
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"text/tabwriter"
@@ -40,16 +41,29 @@ func printRuns(w io.Writer, runs []shim.RunInfo, asJSON bool) error {
 		return printJSON(w, map[string]any{"version": 1, "runs": append([]shim.RunInfo{}, runs...)})
 	}
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(t, "RUN\tNAME\tSTATE\tSTART\tTIME\tEXIT\tREASON")
+	fmt.Fprintln(t, "RUN\tNAME\tSTATE\tSTART\tTIME\tEXIT\tREASON\tCOPY")
 	for _, r := range runs {
 		end, exit := "", ""
 		if r.State == shim.RunEnded {
 			end = r.End.Sub(r.Start).Round(time.Millisecond).String()
 			exit = fmt.Sprint(r.Exit)
 		}
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\n", r.ID, r.Name, r.State, r.Start.Local().Format(time.DateTime), end, exit, r.Reason)
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", r.ID, r.Name, r.State, r.Start.Local().Format(time.DateTime), end, exit, r.Reason, copyText(r))
 	}
 	return t.Flush()
+}
+
+// copyText says what became of a run's copy.
+func copyText(r shim.RunInfo) string {
+	switch {
+	case r.Copy == nil:
+		return ""
+	case !r.Copy.Removed.IsZero():
+		return "removed"
+	case len(r.Copy.Applied) > 0:
+		return "applied"
+	}
+	return "kept"
 }
 
 func printJSON(w io.Writer, v any) error {
@@ -80,12 +94,15 @@ func newShow() *cobra.Command {
 
 func newPrune() *cobra.Command {
 	var dryRun bool
+	var age string
 	cmd := &cobra.Command{
 		Use: "prune", Short: "Remove what lost runs left behind", Args: cobra.NoArgs,
 		Long: "Remove the containers and files of your runs whose agentshim is gone. A container goes\n" +
 			"only if it carries the run's label, the run has a record of yours, and its entrypoint is\n" +
-			"agentshim's. Records and egress logs stay.",
-		Example: "  agentshim prune --dry-run\n  agentshim prune",
+			"agentshim's. Records and egress logs stay, and so do private copies of workspaces, whose\n" +
+			"size is said; --copies-older-than removes those of runs that ended longer ago, applied\n" +
+			"or not.",
+		Example: "  agentshim prune --dry-run\n  agentshim prune\n  agentshim prune --copies-older-than 30d",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			store, err := shim.OpenStore(nil)
 			if err != nil {
@@ -95,10 +112,11 @@ func newPrune() *cobra.Command {
 			for _, l := range left {
 				fmt.Fprintln(cmd.OutOrStdout(), leftoverText(l, dryRun))
 			}
-			return err
+			return errors.Join(err, pruneCopies(cmd.OutOrStdout(), store, age, dryRun))
 		},
 	}
 	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "only say what would be removed")
+	cmd.Flags().StringVar(&age, "copies-older-than", "", "also remove the copies of workspaces of runs that ended longer ago, e.g. 30d")
 	return cmd
 }
 
