@@ -18,7 +18,6 @@ var missingFeatures = []missing{
 	given("$.workspace.protect", "", func(h *Harness) bool { return len(h.workspace().Protect) > 0 }),
 	given("$.workspace.hide", "", func(h *Harness) bool { return len(h.workspace().Hide) > 0 }),
 	each("$.mounts", ".label", `leave it out or write "none"`, func(h *Harness) int { return len(h.Mounts) }, func(h *Harness, i int) bool { return h.Mounts[i].Label != "none" }),
-	given("$.caches", "", func(h *Harness) bool { return len(h.Caches) > 0 }),
 	each("$.home.files", ".writeBack", "", func(h *Harness) int { return len(h.Home.Files) }, func(h *Harness, i int) bool { return h.Home.Files[i].WriteBack }),
 	given("$.caCertificates", "", func(h *Harness) bool { return len(h.CACertificates) > 0 }),
 	given("$.egress.mode", "write deny-all, allow-list or open", func(h *Harness) bool { return h.Egress.Mode == "network" }),

@@ -392,7 +392,6 @@ func TestNotBuilt(t *testing.T) {
 		{"$.workspace.protect", with(`"workspace":{"source":".","protect":["a"]}`)},
 		{"$.workspace.hide", with(`"workspace":{"source":".","hide":["a"]}`)},
 		{"$.mounts[1].label", with(`"mounts":[{"source":"a","target":"/a"},{"source":"a","target":"/b","label":"Z"}]`)},
-		{"$.caches", with(`"caches":[{"name":"a","target":"~/a"}]`)},
 		{"$.home.files[0].writeBack", with(`"home":{"files":[{"source":"a","target":"a","writeBack":true}]}`)},
 		{"$.caCertificates", with(`"caCertificates":["a.pem"]`)},
 		{"$.egress.mode", with(`"egress":{"mode":"network"}`)},

@@ -295,8 +295,8 @@ func (c *checker) mountList() {
 	}
 }
 
-// homeFiles judges the files copied into the home. One that lies in a mount
-// would be written to the host.
+// homeFiles judges the files copied into the home. One that lies in a mount would be
+// written to the host, one in a cache would stay there after the run.
 func (c *checker) homeFiles() {
 	taken := map[string]string{}
 	for i := range c.h.Home.Files {
@@ -339,6 +339,9 @@ func (c *checker) notInMount(at, target string) {
 	full := path.Join(HomeDir, target)
 	mounted := make([]string, 0, len(c.h.Mounts)+1)
 	for _, m := range c.h.Mounts {
+		mounted = append(mounted, m.Target)
+	}
+	for _, m := range c.h.Caches {
 		mounted = append(mounted, m.Target)
 	}
 	if c.h.HasWorkspace() {

@@ -19,6 +19,8 @@ import (
 const (
 	// LabelCache holds the version of this layout; volumes are listed by it.
 	LabelCache = "agentshim.cache"
+	// LabelCacheMade tells two volumes of one name apart: see CacheMade.
+	LabelCacheMade = "agentshim.cache.made"
 
 	labelCacheProject = "agentshim.cache.project"
 	labelCacheImage   = "agentshim.cache.image"
@@ -43,18 +45,20 @@ var (
 // CacheOwner is what the caches of one run have in common.
 type CacheOwner struct {
 	// Project is the real path of the project's folder on the host.
-	Project string
+	Project string `json:"project"`
 	// ImageID is the image's ID, never a tag.
-	ImageID string
+	ImageID string `json:"imageId"`
 	// UID and GID are the agent's.
-	UID, GID uint32
+	UID uint32 `json:"uid"`
+	GID uint32 `json:"gid"`
 }
 
 // CacheID identifies one cache. Two that differ in any field are two volumes.
 type CacheID struct {
 	CacheOwner
 	// Name is the harness file's, Key what tells caches of one name apart, or empty.
-	Name, Key string
+	Name string `json:"name"`
+	Key  string `json:"key,omitempty"`
 }
 
 // Volume is the name of the engine's volume: stable, 80 bytes of [a-z0-9-], and
@@ -125,41 +129,41 @@ func IsCacheVolume(name string) bool {
 
 // Cache is one cache of a run, decided.
 type Cache struct {
-	ID     CacheID
-	Volume string
+	ID     CacheID `json:"id"`
+	Volume string  `json:"volume"`
 	// Target is absolute and clean.
-	Target string
+	Target string `json:"target"`
 }
 
-// Caches decides h's caches, in the order of their targets. others are the container's
-// mounts but for the caches. It is pure. Every refusal is reported at once, each a
-// *Problem that is ErrRefused, and whether there is one does not depend on the order
-// of the entries: everyone who shares a target is named.
-//
-// It guarantees that no two mounts meet on one target and that none lies in a cache,
-// where an engine would leave a folder of root's for good. That a target below a bind
-// or a tmpfs exists or can be made is Compile's rule for every mount, not checked here.
-func Caches(h harness.Harness, owner CacheOwner, others []Mount, t Target) ([]Cache, error) {
-	var ps problems
-	asked := cacheBinds(h)
-	if len(asked) > maxCaches {
-		return nil, refuse("$.caches", fmt.Sprint(len(asked)), fmt.Sprintf("at most %d caches", maxCaches), "put several into one")
+// caches decides h's caches, in the order of their targets. Every refusal is reported,
+// but for those of the targets, which Compile judges as it does every mount's.
+func caches(h harness.Harness, f Facts, t Target) ([]Cache, problems) {
+	if len(h.Caches) == 0 {
+		return nil, nil
 	}
+	var ps problems
+	if len(h.Caches) > maxCaches {
+		ps.add(refuse("$.caches", fmt.Sprint(len(h.Caches)), fmt.Sprintf("at most %d caches", maxCaches), "put several into one"))
+	}
+	owner := CacheOwner{Project: CacheProject(h, f), ImageID: t.ImageID, UID: t.UID, GID: t.GID}
 	var out []Cache
-	for i, b := range asked {
+	for i, b := range cacheBinds(h) {
 		c := h.Caches[i]
 		ps.add(cacheProblem(b.json, c.Name, c.Key))
-		ps.add(targetProblem(b, nil, tmpfsOf(others), t))
-		ps.add(cacheCollision(b, i, asked, others))
 		ps.add(cacheTwice(b, i, h))
 		id := CacheID{CacheOwner: owner, Name: c.Name, Key: c.Key}
 		out = append(out, Cache{ID: id, Volume: id.Volume(), Target: b.target})
 	}
-	if err := ps.join(); err != nil {
-		return nil, err
-	}
 	slices.SortFunc(out, func(a, b Cache) int { return strings.Compare(a.Target, b.Target) })
-	return out, nil
+	return out, ps
+}
+
+// mount is the cache as a mount of the container. Docker's --mount has no nosuid and
+// nodev for volumes either.
+func (c Cache) mount(t Target) Mount {
+	m := bindMount(bind{target: c.Target, writable: true, why: WhyCache}, Source{Path: c.Volume}, t)
+	m.Type, m.UID, m.GID = TypeVolume, c.ID.UID, c.ID.GID
+	return m
 }
 
 func cacheBinds(h harness.Harness) []bind {
@@ -170,20 +174,11 @@ func cacheBinds(h harness.Harness) []bind {
 	}
 	var all []bind
 	for i, c := range h.Caches {
-		b := bind{json: fmt.Sprintf("$.caches[%d]", i), rawTarget: c.Target, writable: true}
+		b := bind{json: fmt.Sprintf("$.caches[%d]", i), rawTarget: c.Target, writable: true, why: WhyCache}
 		b.target, b.targetErr = resolveTarget(c.Target, workspace)
 		all = append(all, b)
 	}
 	return all
-}
-
-func tmpfsOf(all []Mount) (out []Mount) {
-	for _, m := range all {
-		if m.Type == TypeTmpfs {
-			out = append(out, m)
-		}
-	}
-	return out
 }
 
 func cacheProblem(at, name, key string) *Problem {
@@ -192,40 +187,6 @@ func cacheProblem(at, name, key string) *Problem {
 		return refuse(at+".name", name, "it is no name for a cache", "use letters, digits, dot, dash and underscore, a letter or digit first, at most 64")
 	case key != "" && !cacheKeyForm.MatchString(key):
 		return refuse(at+".key", key, "it is no key for a cache", "use letters, digits and . _ : + = @ -, a letter or digit first, at most 128")
-	}
-	return nil
-}
-
-// cacheCollision names everything that b meets: on its target, or below it.
-func cacheCollision(b bind, index int, asked []bind, others []Mount) *Problem {
-	if b.targetErr != nil {
-		return nil // targetProblem reports it
-	}
-	var same, inside []string
-	meet := func(target, name string) {
-		switch {
-		case target == b.target:
-			same = append(same, name)
-		case below(target, b.target):
-			inside = append(inside, name)
-		}
-	}
-	for i, o := range asked {
-		if i != index && o.targetErr == nil {
-			meet(o.target, o.json)
-		}
-	}
-	for _, m := range others {
-		if m.Type != TypeTmpfs { // tmpfsCollision's
-			meet(m.Target, fmt.Sprintf("the %s on %s", m.Why, quote(m.Target)))
-		}
-	}
-	switch {
-	case len(same) > 0:
-		return refuse(b.json+".target", b.target, "it is also the target of "+strings.Join(same, ", "), "give each its own target")
-	case len(inside) > 0:
-		return refuse(b.json+".target", b.target, "in it lie the targets of "+strings.Join(inside, ", ")+", and the engine would leave folders of root's in the cache",
-			"choose targets beside each other")
 	}
 	return nil
 }

@@ -1,7 +1,6 @@
 package mounts
 
 import (
-	"errors"
 	"regexp"
 	"slices"
 	"strings"
@@ -81,35 +80,47 @@ func TestParseCacheRefuses(t *testing.T) {
 }
 
 func TestCaches(t *testing.T) {
-	h := harness.Harness{
-		Workspace: &harness.Workspace{Source: ".", Target: "/w"},
-		Caches:    []harness.Cache{{Name: "npm", Target: "~/.npm"}, {Name: "npm", Key: "b", Target: "/cache/x/"}, {Name: "nm", Target: "node_modules"}},
-	}
-	others := []Mount{{Type: TypeTmpfs, Target: AgentHome, Why: WhyHome}, {Type: TypeBind, Target: "/w", Why: WhyWorkspace}, {Type: TypeBind, Target: "/cache", Why: WhyMount}}
-	got, err := Caches(h, cacheOwner, others, Target{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	cache := func(name, key, target string) Cache {
-		id := CacheID{CacheOwner: cacheOwner, Name: name, Key: key}
-		return Cache{ID: id, Volume: id.Volume(), Target: target}
-	}
-	want := []Cache{cache("npm", "b", "/cache/x"), cache("npm", "", AgentHome+"/.npm"), cache("nm", "", "/w/node_modules")}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Error(diff)
-	}
+	engines(t, func(t *testing.T, podman bool) {
+		h := base(func(h *harness.Harness) {
+			h.Mounts = []harness.Mount{{Source: "/data", Target: "/cache"}}
+			h.Caches = []harness.Cache{{Name: "npm", Target: "~/.cache/npm"}, {Name: "npm", Key: "b", Target: "/cache/x/"}, {Name: "nm", Target: "sub"}}
+		})
+		to := target(podman)
+		to.ImageID = "sha256:0123"
+		set, err := Compile(h, facts(func(f *Facts) { f.Nested = map[string]string{"/data/x": NodeDir, "/src/proj/sub": NodeDir} }), to)
+		if err != nil {
+			t.Fatal(err)
+		}
+		cache := func(name, key, target string) Cache {
+			id := CacheID{CacheOwner: CacheOwner{Project: "/src/proj", ImageID: "sha256:0123", UID: 1000, GID: 1000}, Name: name, Key: key}
+			return Cache{ID: id, Volume: id.Volume(), Target: target}
+		}
+		want := []Cache{cache("npm", "b", "/cache/x"), cache("npm", "", AgentHome+"/.cache/npm"), cache("nm", "", "/workspace/sub")}
+		if diff := cmp.Diff(want, set.Caches); diff != "" {
+			t.Error(diff)
+		}
+		mounted := slices.DeleteFunc(slices.Clone(set.Mounts), func(m Mount) bool { return m.Why != WhyCache && m.Why != WhyParent })
+		by := [2]string{ByNoNewPrivs, ByDevicesCgroup}
+		if podman {
+			by = [2]string{ByFlag, ByFlag}
+		}
+		volume := func(c Cache) Mount {
+			return Mount{Target: c.Target, Type: TypeVolume, Source: c.Volume, Writable: true, NoSUIDBy: by[0], NoDevBy: by[1], UID: 1000, GID: 1000, Why: WhyCache}
+		}
+		parent := Mount{
+			Target: AgentHome + "/.cache", Type: TypeTmpfs, Writable: true, NoSUIDBy: ByFlag, NoDevBy: ByFlag,
+			SizeBytes: 512 * miB, Mode: 0o700, UID: 1000, GID: 1000, Why: WhyParent,
+		}
+		if diff := cmp.Diff([]Mount{volume(want[0]), parent, volume(want[1]), volume(want[2])}, mounted); diff != "" {
+			t.Error(diff)
+		}
+	})
 }
 
-// TestCachesRefuses: M12, M18, A59. Whatever the order, all who meet are named.
+// TestCachesRefuses: M12, M18, A59, T08.
 func TestCachesRefuses(t *testing.T) {
 	one := func(name, key, target string) []harness.Cache {
 		return []harness.Cache{{Name: name, Key: key, Target: target}}
-	}
-	others := []Mount{
-		{Type: TypeTmpfs, Target: AgentHome, Why: WhyHome},
-		{Type: TypeTmpfs, Target: "/tmp", Why: WhyTmp},
-		{Type: TypeBind, Target: "/data/in", Why: WhyMount},
-		{Type: TypeBind, Target: AgentHome + "/.cfg", Why: WhyMount},
 	}
 	for name, c := range map[string]struct {
 		caches []harness.Cache
@@ -127,37 +138,89 @@ func TestCachesRefuses(t *testing.T) {
 		"comma in key":       {one("a", "k,readonly", "/c"), []string{"$.caches[0].key"}},
 		"long key":           {one("a", strings.Repeat("k", 129), "/c"), []string{"$.caches[0].key"}},
 		"empty target":       {one("a", "", ""), []string{"$.caches[0].target"}},
-		"relative":           {one("a", "", "x"), []string{"$.caches[0].target"}},
+		"outside":            {one("a", "", "../x"), []string{"$.caches[0].target"}},
+		"absent in a source": {one("a", "", "absent"), []string{"$.caches[0].target"}},
+		"file in a source":   {one("a", "", "file"), []string{"$.caches[0].target"}},
+		"link in a source":   {one("a", "", "link"), []string{"$.caches[0].target"}},
+		"the workspace":      {one("a", "", "/workspace"), []string{"$.caches[0].target"}},
 		"root":               {one("a", "", "/"), []string{"$.caches[0].target"}},
 		"proc":               {one("a", "", "/x/../proc/1"), []string{"$.caches[0].target"}},
 		"passwd":             {one("a", "", "/etc"), []string{"$.caches[0].target"}},
 		"whole home":         {one("a", "", "~/"), []string{"$.caches[0].target"}},
 		"over the home":      {one("a", "", "/home"), []string{"$.caches[0].target"}},
 		"a mount's":          {one("a", "", "/data/in/"), []string{"$.caches[0].target"}},
-		"mount in it":        {one("a", "", "/data"), []string{"$.caches[0].target"}},
+		"mount in it":        {one("a", "", "/data"), []string{"$.mounts[0].target"}},
 		"home's mount":       {one("a", "", "~/.cfg"), []string{"$.caches[0].target"}},
-		"two on one":         {[]harness.Cache{{Name: "a", Target: "/c"}, {Name: "b", Target: "/d/../c"}}, []string{"$.caches[0].target", "$.caches[1].target"}},
-		"one in another":     {[]harness.Cache{{Name: "a", Target: "/c/x"}, {Name: "b", Target: "/c"}}, []string{"$.caches[1].target"}},
+		"two on one":         {[]harness.Cache{{Name: "a", Target: "/c"}, {Name: "b", Target: "/d/../c"}}, []string{"$.caches[1].target"}},
+		"one in another":     {[]harness.Cache{{Name: "a", Target: "/c/x"}, {Name: "b", Target: "/c"}}, []string{"$.caches[0].target"}},
 		"one twice":          {[]harness.Cache{{Name: "a", Target: "/c"}, {Name: "a", Target: "/d"}}, []string{"$.caches[0].name", "$.caches[1].name"}},
 		"too many":           {slices.Repeat(one("a", "", "/c"), maxCaches+1), []string{"$.caches"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			_, err := Caches(harness.Harness{Caches: c.caches}, cacheOwner, others, Target{})
-			if !errors.Is(err, ErrRefused) {
-				t.Fatal(err)
-			}
+			h := base(func(h *harness.Harness) {
+				h.Mounts = []harness.Mount{{Source: "/data", Target: "/data/in"}, {Source: "/more", Target: "~/.cfg"}}
+				h.Caches = c.caches
+			})
+			_, err := Compile(h, facts(func(f *Facts) { f.Nested = map[string]string{"/src/proj/file": NodeFile, "/src/proj/link": NodeOther} }), target(false))
 			for _, at := range c.at {
-				if !strings.Contains(err.Error(), at+": ") {
-					t.Errorf("%s is not in %v", at, err)
-				}
-			}
-			reversed := slices.Clone(c.caches)
-			slices.Reverse(reversed)
-			_, again := Caches(harness.Harness{Caches: reversed}, cacheOwner, others, Target{})
-			if !errors.Is(again, ErrRefused) || strings.Count(again.Error(), "\n") != strings.Count(err.Error(), "\n") {
-				t.Errorf("the order matters: %v", again)
+				wantProblem(t, err, at, ErrRefused)
 			}
 		})
+	}
+}
+
+// TestParents: no folder on the way to a target below a tmpfs is an engine's.
+func TestParents(t *testing.T) {
+	engines(t, func(t *testing.T, podman bool) {
+		h := base(func(h *harness.Harness) {
+			h.Home.NoExec = true
+			h.Mounts = []harness.Mount{{Source: "/data", Target: "~/.local/share/app"}, {Source: "/more", Target: "/run/a/b"}, {Source: "/conf/one", Target: "/opt/x/y/z"}}
+			h.Caches = []harness.Cache{{Name: "c", Target: "~/.local/share/other/c"}, {Name: "d", Target: "~/d"}}
+		})
+		to := target(podman)
+		to.ImageVolumes = []string{"/tmp/v/w"}
+		set, err := Compile(h, facts(nil), to)
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := map[string]int64{"/home/agent/.local": 512, "/home/agent/.local/share": 512, "/home/agent/.local/share/other": 512, "/run/a": 16}
+		if !podman { // which ignores the image's VOLUMEs
+			want["/tmp/v"] = 512
+		}
+		got := map[string]int64{}
+		for _, m := range set.Mounts {
+			if m.Why != WhyParent {
+				continue
+			}
+			got[m.Target] = m.SizeBytes / miB
+			if m.Type != TypeTmpfs || m.Mode != 0o700 || m.UID != 1000 || m.GID != 1000 || m.NoExec != strings.HasPrefix(m.Target, AgentHome) {
+				t.Errorf("%+v", m)
+			}
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Error(diff)
+		}
+	})
+}
+
+// TestParentsRefused: a parent's path must fit --tmpfs, and its size into the memory.
+func TestParentsRefused(t *testing.T) {
+	for _, name := range []string{"a:b", "a,b"} {
+		_, err := Compile(withMount(harness.Mount{Source: "/data", Target: "~/" + name + "/x"}), facts(nil), target(false))
+		wantProblem(t, err, "$.mounts[0].target", ErrRefused)
+		if _, err := Compile(withMount(harness.Mount{Source: "/data", Target: "~/" + name}), facts(nil), target(false)); err != nil {
+			t.Errorf("control: %v", err)
+		}
+	}
+	to := target(true)
+	to.MemoryBytes = 512*3*miB + 64*miB + 16*miB + 64*miB - 1
+	_, err := Compile(withMount(harness.Mount{Source: "/data", Target: "~/.cache/x"}), facts(nil), to)
+	p := wantProblem(t, err, "$.resources.memoryMb", ErrRefused)
+	if !strings.Contains(p.Reason, "1 on the way") {
+		t.Error(p.Reason)
+	}
+	if _, err := Compile(withMount(harness.Mount{Source: "/data", Target: "~/x"}), facts(nil), to); err != nil {
+		t.Errorf("control: %v", err)
 	}
 }
 

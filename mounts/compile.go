@@ -2,7 +2,6 @@ package mounts
 
 import (
 	"fmt"
-	"path"
 	"slices"
 	"strings"
 
@@ -20,8 +19,9 @@ const (
 
 // Values of Mount.Type.
 const (
-	TypeBind  = "bind"
-	TypeTmpfs = "tmpfs"
+	TypeBind   = "bind"
+	TypeTmpfs  = "tmpfs"
+	TypeVolume = "volume"
 )
 
 // Values of Mount.Why.
@@ -33,6 +33,8 @@ const (
 	WhyRun         = "run"
 	WhyShm         = "shm"
 	WhyImageVolume = "image-volume"
+	WhyParent      = "parent"
+	WhyCache       = "cache"
 )
 
 // Compile decides the container's mounts. It reads nothing but its arguments, and
@@ -41,29 +43,40 @@ const (
 //
 // It guarantees that no mount it returns makes an engine create anything in a
 // host folder. It does not guarantee that a source is still what Probe saw: the
-// attestation compares Dev and Ino with what init sees. Files of home.files,
-// caches and the engine's own mounts are not its business.
+// attestation compares Dev and Ino with what init sees. Files of home.files
+// and the engine's own mounts are not its business.
 func Compile(h harness.Harness, f Facts, t Target) (Set, error) {
 	var ps problems
-	asked := binds(h, f.Home)
+	asked := targets(h, f.Home)
 	ps.add(modeProblem(h))
 	fixed, sizeProblems := tmpfs(h, t)
 	ps = append(ps, sizeProblems...)
 	volumes, volumeProblems := imageVolumes(t, asked, fixed)
 	all := slices.Concat(fixed, volumes)
 	for _, b := range asked {
-		ps.add(sourceProblem(b, f, t))
+		if b.why != WhyCache {
+			ps.add(sourceProblem(b, f, t))
+		}
 		ps.add(targetProblem(b, asked, fixed, t))
-		ps.add(nestingProblem(b, asked, all, f))
+		ps.add(nestingProblem(b, asked, f))
 	}
 	ps = append(ps, volumeProblems...)
+	between, parentProblems := parents(asked, all, t)
+	ps = append(ps, parentProblems...)
+	all = append(all, between...)
 	ps.add(sumProblem(all, t))
+	caches, cacheProblems := caches(h, f, t)
+	ps = append(ps, cacheProblems...)
 	if err := ps.join(); err != nil {
 		return Set{}, err
 	}
-	set := Set{Mounts: all}
-	for _, b := range asked {
+	set := Set{Mounts: all, Caches: caches}
+	hostBinds := binds(h, f.Home)
+	for _, b := range hostBinds {
 		set.Mounts = append(set.Mounts, bindMount(b, f.Sources[b.key], t))
+	}
+	for _, c := range caches {
+		set.Mounts = append(set.Mounts, c.mount(t))
 	}
 	// A parent's path is a prefix of its children's, so it sorts before them.
 	slices.SortFunc(set.Mounts, func(a, b Mount) int { return strings.Compare(a.Target, b.Target) })
@@ -72,7 +85,7 @@ func Compile(h harness.Harness, f Facts, t Target) (Set, error) {
 			set.BindNoExec = append(set.BindNoExec, m.Target)
 		}
 	}
-	set.Warnings = warnings(h, f, t, asked)
+	set.Warnings = warnings(h, f, t, hostBinds)
 	return set, nil
 }
 
@@ -160,25 +173,28 @@ func tmpfsCollision(b bind, fixed []Mount) *Problem {
 	return nil
 }
 
-// nestingProblem refuses targets that an engine would have to create: in a host
-// folder, or with root-owned folders in between inside a tmpfs.
-func nestingProblem(b bind, all []bind, tmpfs []Mount, f Facts) *Problem {
+// nestingProblem refuses targets that an engine would have to create in a host folder
+// or in a cache.
+func nestingProblem(b bind, all []bind, f Facts) *Problem {
 	at := b.json + ".target"
 	if b.targetErr != nil {
 		return nil // targetProblem reports it
 	}
 	parent := enclosing(b, all)
-	if parent == nil {
-		return depthProblem(at, b.target, tmpfs)
+	switch {
+	case parent == nil:
+		return nil
+	case parent.why == WhyCache:
+		return refuse(at, b.target, "it lies in the cache of "+parent.json+", where the engine would leave a folder of root's", "choose targets beside each other")
 	}
 	outer, ok := f.Sources[parent.key]
 	s, known := f.Sources[b.key]
-	if !ok || !known {
+	if !ok || !known && b.why != WhyCache {
 		return nil // sourceProblem reports it
 	}
 	p := nestedPath(outer.Path, parent, b)
 	want := NodeFile
-	if s.Dir {
+	if s.Dir || b.why == WhyCache {
 		want = NodeDir
 	}
 	got := f.Nested[p]
@@ -200,22 +216,6 @@ func kindWord(node string) string {
 		return "folder"
 	}
 	return "file"
-}
-
-// depthProblem refuses a target that needs folders in between inside a tmpfs: the
-// engine would create them owned by root, and the agent could not write there.
-func depthProblem(at, target string, tmpfs []Mount) *Problem {
-	outer := ""
-	for _, m := range tmpfs {
-		if below(target, m.Target) && len(m.Target) > len(outer) {
-			outer = m.Target
-		}
-	}
-	if outer == "" || path.Dir(target) == outer {
-		return nil
-	}
-	return refuse(at, target, "folders between it and the tmpfs "+outer+" would belong to root: not built yet",
-		"mount it directly below "+outer+", or outside")
 }
 
 // warnings are in the file's order.

@@ -26,7 +26,7 @@ var (
 	errEscape   = errors.New("it leaves the folder it is relative to")
 )
 
-// bind is one bind the harness file asks for.
+// bind is one bind, or cache, the harness file asks for.
 type bind struct {
 	// json is the entry's JSON path.
 	json string
@@ -71,6 +71,12 @@ func binds(h harness.Harness, home string) []bind {
 		all = append(all, b)
 	}
 	return all
+}
+
+// targets lists everything that the file mounts: binds, then caches, which have no
+// source on the host.
+func targets(h harness.Harness, home string) []bind {
+	return append(binds(h, home), cacheBinds(h)...)
 }
 
 // absolute makes a source as written absolute. It does not clean it: "link/.."

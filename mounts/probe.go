@@ -86,7 +86,7 @@ func Probe(h harness.Harness, p ProbePaths) (Facts, error) {
 	if err := probeLinks(f, h, all); err != nil {
 		return Facts{}, err
 	}
-	if err := probeNested(&f, all); err != nil {
+	if err := probeNested(&f, targets(h, p.Home)); err != nil {
 		return Facts{}, err
 	}
 	return f, nil
@@ -213,7 +213,7 @@ func probeNested(f *Facts, all []bind) error {
 			continue
 		}
 		parent := enclosing(b, all)
-		if parent == nil {
+		if parent == nil || parent.why == WhyCache {
 			continue
 		}
 		src := f.Sources[parent.key]

@@ -2,8 +2,10 @@ package mounts
 
 import (
 	"fmt"
+	"maps"
 	"path"
 	"slices"
+	"strings"
 
 	"github.com/agentshim/agentshim/harness"
 )
@@ -75,11 +77,6 @@ func imageVolumes(t Target, asked []bind, fixed []Mount) ([]Mount, problems) {
 			ps.add(p)
 			continue
 		}
-		if p := depthProblem(at, v, slices.Concat(fixed, out)); p != nil {
-			p.Remedy = withoutVolume
-			ps.add(p)
-			continue
-		}
 		out = append(out, ownTmpfs(v, WhyImageVolume, volumeBytes, 0o755, t))
 	}
 	return out, ps
@@ -98,7 +95,7 @@ func volumeProblem(at, v string, asked []bind, t Target) *Problem {
 		return refuse(at, v, "the image's VOLUME is not an absolute clean path", withoutVolume)
 	case unportable(v) != "":
 		return refuse(at, v, "the image's VOLUME can't be passed on: "+unportable(v), withoutVolume)
-	case !plainVolume(v):
+	case !plain(v):
 		return refuse(at, v, "the image's VOLUME holds a colon, a comma or a control character, which --tmpfs can't carry", withoutVolume)
 	case slices.Contains(volumeExact, v):
 		return refuse(at, v, "the image's VOLUME covers a system folder", withoutVolume)
@@ -122,9 +119,51 @@ func volumeProblem(at, v string, asked []bind, t Target) *Problem {
 	return nil
 }
 
-// plainVolume says that --tmpfs PATH:OPTIONS can carry v.
-func plainVolume(v string) bool {
-	return !slices.ContainsFunc([]rune(v), func(r rune) bool { return r == ':' || r == ',' || r < ' ' || r == 0x7f })
+// plain says that --tmpfs PATH:OPTIONS can carry p.
+func plain(p string) bool {
+	return !strings.ContainsFunc(p, func(r rune) bool { return r == ':' || r == ',' || r < ' ' || r == 0x7f })
+}
+
+// parents puts a tmpfs of the agent's on each folder between a target and the tmpfs it
+// lies in, which an engine would make as root's. Its size and noexec are those of the
+// tmpfs it lies in; nobody but the agent may enter it.
+func parents(asked []bind, tmpfs []Mount, t Target) ([]Mount, problems) {
+	var ps problems
+	made := map[string]Mount{}
+	for _, b := range asked {
+		if b.targetErr != nil || enclosing(b, asked) != nil {
+			continue // targetProblem's, nestingProblem's
+		}
+		if !addParents(made, b.target, tmpfs, t) {
+			ps.add(refuse(b.json+".target", b.target, "a folder on its way holds a colon, a comma or a control character, which --tmpfs can't carry", "choose another target"))
+		}
+	}
+	for _, m := range tmpfs {
+		addParents(made, m.Target, tmpfs, t) // an image's VOLUME, which is plain
+	}
+	return slices.SortedFunc(maps.Values(made), func(a, b Mount) int { return strings.Compare(a.Target, b.Target) }), ps
+}
+
+// addParents is false where --tmpfs can't carry a folder's path.
+func addParents(made map[string]Mount, target string, tmpfs []Mount, t Target) bool {
+	outer := Mount{}
+	for _, m := range tmpfs {
+		if below(target, m.Target) && len(m.Target) > len(outer.Target) {
+			outer = m
+		}
+	}
+	if outer.Target == "" {
+		return true // the image's root, where the engine makes folders as the image's own are
+	}
+	for dir := path.Dir(target); dir != outer.Target; dir = path.Dir(dir) {
+		if !plain(dir) {
+			return false
+		}
+		m := ownTmpfs(dir, WhyParent, outer.SizeBytes, 0o700, t)
+		m.NoExec, m.NoExecBy = outer.NoExec, outer.NoExecBy
+		made[dir] = m
+	}
+	return true
 }
 
 // sumProblem refuses tmpfs that could together fill the memory limit.
@@ -140,6 +179,9 @@ func sumProblem(all []Mount, t Target) *Problem {
 	if t.UID == 0 {
 		sum += devBytes
 		also = " with 64 MiB of /dev, which uid 0 can fill"
+	}
+	if n := len(slices.DeleteFunc(slices.Clone(all), func(m Mount) bool { return m.Why != WhyParent })); n > 0 {
+		also += fmt.Sprintf(" with %d on the way to deeper targets", n)
 	}
 	limit := t.MemoryBytes - spareBytes
 	if sum <= limit {

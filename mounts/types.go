@@ -64,6 +64,8 @@ type Target struct {
 	UID, GID uint32
 	// MemoryBytes is the container's limit, 0 where none holds.
 	MemoryBytes int64
+	// ImageID is the image's ID, which keys caches.
+	ImageID string
 	// ImageVolumes are the image's VOLUME paths.
 	ImageVolumes []string
 	// Reserved are the container's paths that the plan itself mounts something on
@@ -75,9 +77,9 @@ type Target struct {
 type Mount struct {
 	// Target is absolute and clean.
 	Target string `json:"target"`
-	// Type is bind or tmpfs.
+	// Type is bind, tmpfs or volume.
 	Type string `json:"type"`
-	// Source is the host path of a bind, empty where Own is set.
+	// Source is the host path of a bind, empty where Own is set, or the name of a volume.
 	Source string `json:"source,omitempty"`
 	// Own is a bind's source relative to the run's own folder, which is made for the
 	// run: Dev and Ino are not known before.
@@ -93,7 +95,7 @@ type Mount struct {
 	NoSUIDBy string `json:"nosuidBy"`
 	NoDevBy  string `json:"nodevBy"`
 	NoExecBy string `json:"noexecBy,omitempty"`
-	// SizeBytes, Mode, UID and GID are a tmpfs's.
+	// SizeBytes and Mode are a tmpfs's; UID and GID own a tmpfs or volume.
 	SizeBytes int64  `json:"sizeBytes,omitempty"`
 	Mode      uint32 `json:"mode,omitempty"`
 	UID       uint32 `json:"uid,omitempty"`
@@ -103,7 +105,8 @@ type Mount struct {
 	// Dev and Ino identify the bind's source.
 	Dev uint64 `json:"-"`
 	Ino uint64 `json:"-"`
-	// Why says what it is for: workspace, mount, home, tmp, run, shm, image-volume.
+	// Why says what it is for: workspace, mount, home, tmp, run, shm,
+	// image-volume, parent, cache.
 	Why string `json:"why"`
 }
 
@@ -111,6 +114,8 @@ type Mount struct {
 type Set struct {
 	// Mounts are in mount order: parents before children.
 	Mounts []Mount `json:"mounts"`
+	// Caches are the volumes among them, in the order of their targets.
+	Caches []Cache `json:"caches,omitempty"`
 	// BindNoExec lists targets where noexec was asked for and this engine can't
 	// enforce it (the gap bind-noexec).
 	BindNoExec []string `json:"bindNoExec,omitempty"`

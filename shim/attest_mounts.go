@@ -88,7 +88,11 @@ func (a *attestation) needOption(m wire.Mount, option string) {
 }
 
 func (a *attestation) plannedMount(m wire.Mount, p mounts.Mount) {
-	a.unpropagated(m)
+	if p.Type != mounts.TypeVolume || a.plan.Engine.Kind != spec.Docker {
+		// Docker has no propagation option for volumes: what its daemon's own folder of
+		// volumes gets mounted is root's doing.
+		a.unpropagated(m)
+	}
 	if m.Stat != "" {
 		a.mountDiffer(m.Target, "readable by the agent", m.Stat)
 		return
@@ -97,8 +101,10 @@ func (a *attestation) plannedMount(m wire.Mount, p mounts.Mount) {
 	if p.Own != "" {
 		id = a.own[p.Target]
 	}
-	if p.Type == "tmpfs" {
+	if p.Type == mounts.TypeTmpfs {
 		a.plannedTmpfs(m, p)
+	} else if p.Type == mounts.TypeVolume {
+		a.plannedVolume(m, p)
 	} else if m.Dev != id.dev || m.Ino != id.ino {
 		a.mountDiffer(m.Target, fmt.Sprintf("the file the plan saw (device %d, inode %d)", id.dev, id.ino), fmt.Sprintf("device %d, inode %d", m.Dev, m.Ino))
 	}
@@ -109,6 +115,17 @@ func (a *attestation) plannedMount(m wire.Mount, p mounts.Mount) {
 		if c.by == "flag" {
 			a.needOption(m, c.option)
 		}
+	}
+}
+
+// plannedVolume: the engine alone knows where it keeps a volume, and its mode is the
+// agent's, who owns it.
+func (a *attestation) plannedVolume(m wire.Mount, p mounts.Mount) {
+	if root := "/" + spec.VolumeRoot(p.Source); !strings.HasSuffix(m.Root, root) {
+		a.mountDiffer(m.Target, "…"+root, strconv.Quote(m.Root))
+	}
+	if m.UID != p.UID || m.Mode&unix.S_IFMT != unix.S_IFDIR {
+		a.mountDiffer(m.Target, fmt.Sprintf("a folder of uid %d", p.UID), fmt.Sprintf("mode %#o of uid %d", m.Mode, m.UID))
 	}
 }
 
@@ -130,7 +147,7 @@ func (a *attestation) plannedTmpfs(m wire.Mount, p mounts.Mount) {
 	}
 	// Without the sticky bit, everyone may remove everyone's files: inode(7).
 	mode, sticky := m.Mode&0o7777, uint32(unix.S_ISVTX)
-	if mode&^p.Mode != 0 || p.Mode&sticky != mode&sticky || m.Target == spec.Home && (m.UID != p.UID || m.GID != p.GID || mode != p.Mode) {
+	if mode&^p.Mode != 0 || p.Mode&sticky != mode&sticky || (m.Target == spec.Home || p.Why == mounts.WhyParent) && (m.UID != p.UID || m.GID != p.GID || mode != p.Mode) {
 		a.mountDiffer(m.Target, fmt.Sprintf("owner %d:%d, mode %04o", p.UID, p.GID, p.Mode), fmt.Sprintf("owner %d:%d, mode %04o", m.UID, m.GID, mode))
 	}
 }

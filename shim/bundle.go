@@ -15,6 +15,7 @@ import (
 
 	oci "github.com/opencontainers/runtime-spec/specs-go"
 
+	"github.com/agentshim/agentshim/mounts"
 	"github.com/agentshim/agentshim/spec"
 )
 
@@ -311,6 +312,17 @@ func plannedSources(plan spec.Plan, run spec.RunPaths) map[string]string {
 	return sources
 }
 
+// plannedVolumes maps each planned volume's target to its name.
+func plannedVolumes(plan spec.Plan) map[string]string {
+	volumes := map[string]string{}
+	for _, m := range plan.Mounts {
+		if m.Type == mounts.TypeVolume {
+			volumes[m.Target] = m.Source
+		}
+	}
+	return volumes
+}
+
 // plannedKinds maps each planned tmpfs's target to what it is for, and every
 // mount's target to whether the agent may write there.
 func plannedKinds(plan spec.Plan) (tmpfs map[string]string, writable map[string]bool) {
@@ -326,6 +338,7 @@ func plannedKinds(plan spec.Plan) (tmpfs map[string]string, writable map[string]
 
 func (c *configuration) mounts() {
 	sources := plannedSources(c.plan, c.run)
+	volumes := plannedVolumes(c.plan)
 	tmpfs, writable := plannedKinds(c.plan)
 	missing := map[string]bool{}
 	for target := range sources {
@@ -334,15 +347,21 @@ func (c *configuration) mounts() {
 	for target := range tmpfs {
 		missing[target] = true
 	}
+	for target := range volumes {
+		missing[target] = true
+	}
 	for _, m := range c.got.Mounts {
 		target := path.Clean(m.Destination)
 		delete(missing, target)
 		source, bind := sources[target]
+		volume, isVolume := volumes[target]
 		why, isTmpfs := tmpfs[target]
 		types, kernel := kernelTypes[target]
 		switch {
 		case bind:
 			c.bind(m, source, writable[target])
+		case isVolume:
+			c.volume(m, volume)
 		case isTmpfs:
 			c.tmpfs(m, why)
 		case !kernel || !slices.Contains(types, m.Type):
@@ -375,6 +394,15 @@ func (c *configuration) bind(m oci.Mount, source string, writable bool) {
 	case len(m.UIDMappings) > 0 || len(m.GIDMappings) > 0:
 		c.mountDiffer(m.Destination, "no id mapping", m)
 	}
+}
+
+// volume is a bind of the volume's folder in the engine's store.
+func (c *configuration) volume(m oci.Mount, name string) {
+	if !strings.HasSuffix(m.Source, "/"+spec.VolumeRoot(name)) || !below(m.Source, c.plan.Engine.Dirs...) {
+		c.mountDiffer(m.Destination, "volume "+name, m)
+		return
+	}
+	c.bind(m, path.Clean(m.Source), true)
 }
 
 // tmpfs: Podman makes /dev/shm itself, in its store, and binds it.

@@ -25,9 +25,9 @@ type dockerContainer struct {
 }
 
 type dockerMount struct {
-	Type, Source, Destination string
-	RW                        bool
-	Propagation               string
+	Type, Name, Driver, Source, Destination string
+	RW                                      bool
+	Propagation                             string
 }
 
 type dockerHostConfig struct {
@@ -188,6 +188,7 @@ func (i *inspection) paths() {
 
 func (i *inspection) mounts() {
 	sources := plannedSources(i.plan, i.run)
+	volumes := plannedVolumes(i.plan)
 	tmpfs, writable := plannedKinds(i.plan)
 	for _, from := range i.host.VolumesFrom {
 		i.differ("volumes from", "none", strconv.Quote(from))
@@ -195,7 +196,12 @@ func (i *inspection) mounts() {
 	for _, m := range i.got.Mounts {
 		field := "mount " + strconv.Quote(m.Destination)
 		source, ok := sources[m.Destination]
+		volume, isVolume := volumes[m.Destination]
 		switch {
+		case isVolume && m.Type == "volume":
+			if m.Name != volume || m.Driver != localDriver {
+				i.differ(field, "volume "+volume, fmt.Sprintf("volume %q of driver %q", m.Name, m.Driver))
+			}
 		case !ok || m.Type != "bind":
 			i.differ(field, "not mounted", m.Type+" of "+strconv.Quote(m.Source))
 		case m.Source != source:

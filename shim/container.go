@@ -83,6 +83,7 @@ func startContainer(ctx context.Context, p *prepared, paths spec.RunPaths) (*con
 func (c *container) drive(ctx context.Context, rec *Record) error {
 	defer context.AfterFunc(ctx, c.lifeline)()
 	if err := c.prove(ctx, rec); err != nil {
+		c.p.forgetCaches()
 		return err
 	}
 	if c.p.job.Proven != nil {

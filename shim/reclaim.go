@@ -335,15 +335,16 @@ func removeByLabel(ctx context.Context, a Adapter, id string, dryRun bool) ([]Le
 	return left, nil
 }
 
-// entrypointIsOurs reports whether the container runs init, or the helper that makes
-// a sandbox's way out.
+// entrypointIsOurs reports whether the container runs init, for an agent or to set a
+// cache up, or the helper that makes a sandbox's way out.
 func entrypointIsOurs(ctx context.Context, a Adapter, container string) (bool, error) {
 	out, err := a.Runner().Run(ctx, a.Command("inspect", "--type", "container", "--format", "{{.Path}} {{json .Args}}", container))
 	if err != nil {
 		return false, &Error{Reason: ReasonEngineFailed, Err: err}
 	}
 	argv := strings.TrimSpace(string(out.Stdout))
-	return argv == spec.InitPath+` ["`+spec.InitArg+`"]` || strings.HasPrefix(argv, spec.HelperPath+` ["`+spec.HelperArg+`",`), nil
+	return argv == spec.InitPath+` ["`+spec.InitArg+`"]` ||
+		strings.HasPrefix(argv, spec.InitPath+` ["`+spec.CacheArg+`",`) || strings.HasPrefix(argv, spec.HelperPath+` ["`+spec.HelperArg+`",`), nil
 }
 
 // removeContainer has the engine remove a container and its volumes. One that is

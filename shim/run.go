@@ -355,6 +355,9 @@ func (p *prepared) execute(ctx context.Context, rec *Record) (err error) {
 		return asError(err)
 	}
 	p.phases.done("prepare")
+	if err := p.setUpCaches(ctx, paths); err != nil {
+		return err
+	}
 	if err := p.makeCopy(ctx, rec); err != nil {
 		return err
 	}

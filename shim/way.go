@@ -101,29 +101,34 @@ func (c *container) runHelper(ctx context.Context, netns string) error {
 	if c.p.plan.EgressWay == spec.WayUserns {
 		cmd = c.p.adapter.Command(append([]string{"unshare", "--", cmd.Path}, args...)...)
 	}
-	return c.runBounded(ctx, helperTimeout, cmd)
+	return runBounded(ctx, c.p.adapter.Runner(), helperTimeout, cmd)
 }
 
-// runHelperContainer does not end with ctx, which ends the sandbox and so the helper:
-// a client killed while the daemon creates a container leaves it behind.
+// runHelperContainer: ctx ends the sandbox, and so the helper.
 func (c *container) runHelperContainer(ctx context.Context, netns string) error {
 	argv, err := c.p.plan.HelperArgv(c.paths, c.id(), netns)
 	if err != nil {
 		return err
 	}
-	err = c.runBounded(context.WithoutCancel(ctx), helperContainerTimeout, c.p.adapter.Command(argv...))
+	return runOneShot(ctx, c.p.adapter, c.paths.HelperName(), argv)
+}
+
+// runOneShot runs a container of agentshim's own, of that name, to its end. It ends with
+// ctx only after that: a client killed while the engine creates a container leaves it behind.
+func runOneShot(ctx context.Context, a Adapter, name string, argv []string) error {
+	err := runBounded(context.WithoutCancel(ctx), a.Runner(), helperContainerTimeout, a.Command(argv...))
 	if err == nil {
 		return context.Cause(ctx)
 	}
-	return errors.Join(err, removeContainer(context.WithoutCancel(ctx), c.p.adapter, c.paths.HelperName()))
+	return errors.Join(err, removeContainer(context.WithoutCancel(ctx), a, name))
 }
 
 // runBounded ends the command when it runs longer than timeout.
-func (c *container) runBounded(ctx context.Context, timeout time.Duration, cmd Command) error {
+func runBounded(ctx context.Context, r Runner, timeout time.Duration, cmd Command) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	defer startCountdown(timeout, func() { cancel(fmt.Errorf("no end in %v", timeout)) }).stop()
-	_, err := c.p.adapter.Runner().Run(ctx, cmd)
+	_, err := r.Run(ctx, cmd)
 	return err
 }
 

@@ -345,23 +345,24 @@ func TestWayNeedsCookies(t *testing.T) {
 
 // TestWayIsBounded: a helper that hangs is ended, and so is one whose run ends.
 func TestWayIsBounded(t *testing.T) {
-	c := wayContainer(t, spec.WayDirect, &podman{runner: Exec{}})
 	hang := Command{Path: "/bin/sleep", Args: []string{"100"}}
-	if err := c.runBounded(t.Context(), 20*time.Millisecond, hang); err == nil || !strings.Contains(err.Error(), "no end in 20ms") {
+	if err := runBounded(t.Context(), Exec{}, 20*time.Millisecond, hang); err == nil || !strings.Contains(err.Error(), "no end in 20ms") {
 		t.Error(err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	time.AfterFunc(20*time.Millisecond, cancel)
-	if err := c.runBounded(ctx, time.Minute, hang); !errors.Is(err, context.Canceled) {
+	if err := runBounded(ctx, Exec{}, time.Minute, hang); !errors.Is(err, context.Canceled) {
 		t.Error(err)
 	}
 }
 
-// TestReclaimKnowsTheHelper: a leftover container with the run's label goes only with
+// TestReclaimKnowsItsContainers: a leftover container with the run's label goes only with
 // a program of agentshim's.
-func TestReclaimKnowsTheHelper(t *testing.T) {
+func TestReclaimKnowsItsContainers(t *testing.T) {
 	for inspected, removed := range map[string]bool{
 		`/.agentshim-init ["wire/1"]`:                                      true,
+		`/.agentshim-init ["cache/1","/.agentshim-cache","1000","1000"]`:   true,
+		`/.agentshim-init ["cache/2","/.agentshim-cache","1000","1000"]`:   false,
 		`/.agentshim-netns ["netns/1","/.agentshim-netns.sock","net:[1]"]`: true,
 		`/.agentshim-netns ["netns/2","/.agentshim-netns.sock","net:[1]"]`: false,
 		`/bin/sh ["/.agentshim-netns [\"netns/1\","]`:                      false,

@@ -146,6 +146,8 @@ func (a *argv) mounts() {
 		case m.Why == "shm": // --shm-size
 		case m.Type == "tmpfs":
 			a.flag("tmpfs", m.Target+":"+a.tmpfs(m))
+		case m.Type == mounts.TypeVolume:
+			a.volume(m.Source, m.Target)
 		default:
 			a.bind(m)
 		}

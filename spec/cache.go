@@ -15,24 +15,39 @@ const (
 	CacheArg = "cache/1"
 )
 
+// VolumesDir stands for the engine's folder of volumes where a plan is only shown.
+const VolumesDir = "/ENGINE_VOLUMES"
+
+// VolumeRoot is where both engines keep what a volume of the local driver holds, in
+// their folder of volumes.
+func VolumeRoot(name string) string { return name + "/_data" }
+
 // CacheName is the name of the container that sets c up.
 func (r RunPaths) CacheName(c mounts.Cache) string {
 	return "agentshim-" + r.ID + "-cache-" + c.Volume[max(0, len(c.Volume)-8):]
 }
 
 // CacheVolumeArgv is the argument list of the engine's client that makes c's volume,
-// with its labels. Docker keeps an existing volume of the name as it is, Podman
-// refuses: what is there has to be inspected either way, since its driver's options
-// could make it any folder of the host.
-func CacheVolumeArgv(c mounts.Cache) []string {
+// with its labels; made is that of mounts.LabelCacheMade. Docker keeps an existing
+// volume of the name as it is, Podman refuses: what is there has to be inspected either
+// way, since its driver's options could make it any folder of the host.
+func (p Plan) CacheVolumeArgv(c mounts.Cache, made string) ([]string, error) {
 	var a argv
 	a.add("volume", "create")
 	labels := c.ID.Labels()
+	labels[mounts.LabelCacheMade] = made
 	for _, k := range sortedKeys(labels) {
-		a.flag("label", k+"="+labels[k])
+		label := k + "=" + labels[k]
+		if p.Engine.Kind == Podman {
+			// Here, unlike with run, its --label is a CSV record (Podman 4.3).
+			if label, a.err = mounts.CSV(label); a.err != nil {
+				return nil, a.err
+			}
+		}
+		a.flag("label", label)
 	}
 	a.add("--", c.Volume)
-	return a.args
+	return a.args, nil
 }
 
 // CacheArgv is the argument list of the engine's client for the one-shot container
@@ -96,4 +111,12 @@ func (a *argv) volume(name, target string) {
 		return
 	}
 	a.flag("mount", record)
+}
+
+// cacheLabel is a cache's name with its key.
+func cacheLabel(id mounts.CacheID) string {
+	if id.Key == "" {
+		return id.Name
+	}
+	return id.Name + "/" + id.Key
 }

@@ -29,7 +29,11 @@ func TestCacheGoldens(t *testing.T) {
 				t.Fatal(err)
 			}
 			dir := filepath.Join("testdata", "cache", name)
-			golden(t, filepath.Join(dir, "volume"), strings.Join(CacheVolumeArgv(c), "\n")+"\n")
+			volume, err := p.CacheVolumeArgv(c, "2026-01-02T03:04:05Z RUN_ID")
+			if err != nil {
+				t.Fatal(err)
+			}
+			golden(t, filepath.Join(dir, "volume"), strings.Join(volume, "\n")+"\n")
 			golden(t, filepath.Join(dir, "container"), strings.Join(argv, "\n")+"\n")
 		})
 	}

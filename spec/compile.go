@@ -242,12 +242,12 @@ func (c *compiler) limits() error {
 func (c *compiler) mounts() error {
 	set, err := mounts.Compile(c.h, c.host.Mounts, mounts.Target{
 		Podman: c.podman(), Rootless: c.rootless(), UID: c.plan.Identity.UID, GID: c.plan.Identity.GID,
-		MemoryBytes: c.plan.Limits.MemoryBytes, ImageVolumes: c.host.Image.Volumes,
+		MemoryBytes: c.plan.Limits.MemoryBytes, ImageID: c.host.Image.ID, ImageVolumes: c.host.Image.Volumes,
 	})
 	if err != nil {
 		return err
 	}
-	c.plan.Mounts, c.plan.Warnings = set.Mounts, set.Warnings
+	c.plan.Mounts, c.plan.Caches, c.plan.Warnings = set.Mounts, set.Caches, set.Warnings
 	for _, t := range set.BindNoExec {
 		c.gap("bind-noexec", true, "Docker can't mount %s noexec: programs in it can run", t)
 	}
@@ -347,6 +347,9 @@ func (c *compiler) fileNotes() {
 		if m.Type == "bind" && m.Writable && m.Own == "" {
 			c.widen("writable:"+m.Target, false, "the agent can change %s on the host", m.Source)
 		}
+	}
+	for _, cache := range c.plan.Caches {
+		c.widen("cache:"+cache.Target, false, "what the agent leaves in cache %q outlasts the run, and later runs of this project and image start with it", cacheLabel(cache.ID))
 	}
 	for _, name := range c.h.EnvFrom {
 		c.widen("env:"+name, false, "the agent sees the caller's variable %s", name)

@@ -94,6 +94,9 @@ func ociMount(m mounts.Mount) oci.Mount {
 		}
 		return out
 	}
+	if m.Type == mounts.TypeVolume {
+		out.Type, out.Source = mounts.TypeBind, path.Join(VolumesDir, VolumeRoot(m.Source))
+	}
 	out.Options = append([]string{"rbind", "rprivate"}, out.Options...)
 	if !m.Writable {
 		out.Options = append(out.Options, "ro")
@@ -256,6 +259,9 @@ func mountText(m mounts.Mount) string {
 	access := map[bool]string{true: "writable", false: "read-only"}[m.Writable]
 	if m.Type == "tmpfs" {
 		return fmt.Sprintf("%s: %s, tmpfs of %d MiB", m.Target, m.Why, m.SizeBytes/mib)
+	}
+	if m.Type == mounts.TypeVolume {
+		return fmt.Sprintf("%s: %s, writable, volume %s, nosuid by %s, nodev by %s", m.Target, m.Why, m.Source, m.NoSUIDBy, m.NoDevBy)
 	}
 	text := fmt.Sprintf("%s: %s, %s from %q, nosuid by %s, nodev by %s", m.Target, m.Why, access, SymbolicPaths.Source(m), m.NoSUIDBy, m.NoDevBy)
 	if m.NoExec {

@@ -48,10 +48,12 @@ type Plan struct {
 	Image    Image    `json:"image"`
 	Identity Identity `json:"identity"`
 	Process  Process  `json:"process"`
-	// Mounts are tmpfs, workspace, mounts and image volumes in mount order.
+	// Mounts are tmpfs, workspace, mounts, caches and image volumes in mount order.
 	Mounts []mounts.Mount `json:"mounts"`
 	// Copy is the workspace's private copy, nil where there is none.
 	Copy *Copy `json:"copy,omitempty"`
+	// Caches are the volumes among them: what makes each another one.
+	Caches []mounts.Cache `json:"caches,omitempty"`
 	// Etc are the generated files below /etc, mounted read-only.
 	Etc []EtcFile `json:"etc"`
 	// HomeFiles are the targets copied into the home, relative to it.

@@ -31,6 +31,9 @@ func main() {
 	if len(os.Args) == 3 && os.Args[1] == findArg && os.Getpid() != 1 {
 		os.Exit(find(os.Args[2]))
 	}
+	if len(os.Args) == 5 && os.Args[1] == cacheArg && os.Getpid() == 1 {
+		os.Exit(setUpCache(os.Args[2], os.Args[3], os.Args[4]))
+	}
 	if os.Getpid() != 1 || len(os.Args) != 2 || os.Args[1] != arg {
 		fmt.Fprintln(os.Stderr, "agentshim-init: this is the first process of an agentshim container; agentshim starts it, nothing else can")
 		os.Exit(exitRefused)

@@ -1,0 +1,217 @@
+package integration
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/agentshim/agentshim/shim"
+	plan "github.com/agentshim/agentshim/spec"
+)
+
+// planned is what exec would do with the file.
+func (s setup) planned(t *testing.T, file string) plan.Plan {
+	t.Helper()
+	var p plan.Plan
+	r := s.call(t, call{}, "plan", "--spec", file, "--format", "json").ok(t)
+	if err := json.Unmarshal([]byte(r.Stdout), &p); err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+// dropCaches removes the volumes of the file's caches, now and at the test's end.
+func (s setup) dropCaches(t *testing.T, file string) {
+	t.Helper()
+	var names []string
+	for _, c := range s.planned(t, file).Caches {
+		names = append(names, c.Volume)
+	}
+	drop := func() { s.bare(t, append([]string{"volume", "rm", "-f"}, names...)...) }
+	drop()
+	t.Cleanup(drop)
+}
+
+// volumeFolder is where the engine keeps a volume's files.
+func (s setup) volumeFolder(t *testing.T, name string) string {
+	t.Helper()
+	return strings.TrimSpace(s.bare(t, "volume", "inspect", "--format", "{{.Mountpoint}}", name).ok(t).Stdout)
+}
+
+// TestCaches: a cache is the agent's own, outlasts the run, and is another one for
+// another project, key, image or user.
+func TestCaches(t *testing.T) {
+	each(t, func(t *testing.T, s setup) {
+		dir := s.folder(t)
+		fields := spec{
+			"workspace": map[string]any{"source": dir}, "home": map[string]any{"sizeMb": 16},
+			"caches": []map[string]any{
+				{"name": "npm", "key": "k", "target": "~/.cache/npm"},
+				{"name": "history", "target": "~/.local/share/agent/sessions"},
+			},
+		}
+		file, state := s.write(t, fields), s.private(t)
+		s.dropCaches(t, file)
+		volume := s.planned(t, file).Caches[0].Volume
+		exec := func(script string) result {
+			return s.call(t, call{State: state}, "exec", "--spec", file, "--", script)
+		}
+		uid, gid := s.agent(t)
+		own := fmt.Sprintf("700:%d:%d", uid, gid)
+
+		r := exec(`for d in .cache .cache/npm .local .local/share .local/share/agent .local/share/agent/sessions; do
+	echo "$d=$(stat -c %a:%u:%g $HOME/$d)"; echo "$d write=$(touch $HOME/$d/f 2>&1)"; done
+echo "root=$(touch / 2>&1 | grep -o 'Read-only')"
+echo said > ~/.local/share/agent/sessions/1; chmod 0 ~/.cache/npm/f; chmod 0755 ~/.cache/npm`).ok(t)
+		want := map[string]string{"root": "Read-only"}
+		for _, d := range []string{".cache", ".cache/npm", ".local", ".local/share", ".local/share/agent", ".local/share/agent/sessions"} {
+			want[d], want[d+" write"] = own, ""
+		}
+		wantPairs(t, r.Stdout, want)
+
+		t.Run("the next run has it", func(t *testing.T) {
+			r := exec(`echo "history=$(cat ~/.local/share/agent/sessions/1)"; echo "npm=$(ls ~/.cache/npm)"; echo "parent=$(ls -A ~/.local/share)"`).ok(t)
+			wantPairs(t, r.Stdout, map[string]string{"history": "said", "npm": "f", "parent": "agent"})
+		})
+		t.Run("the caller of a host without it has it", func(t *testing.T) {
+			// A fresh state folder knows of no set-up.
+			r := s.exec(t, file, `cat ~/.local/share/agent/sessions/1`).ok(t)
+			if r.Stdout != "said\n" {
+				t.Errorf("printed %q", r.Stdout)
+			}
+		})
+		t.Run("others don't", func(t *testing.T) {
+			for name, change := range map[string]func(spec){
+				"another project": func(f spec) { f["workspace"] = map[string]any{"source": s.folder(t)} },
+				"another key":     func(f spec) { f["caches"] = []map[string]any{{"name": "npm", "key": "l", "target": "~/.cache/npm"}} },
+				"another image":   func(f spec) { f["image"] = "agentshim/env:test" },
+			} {
+				other := spec{"caches": []map[string]any{{"name": "npm", "key": "k", "target": "~/.cache/npm"}}}
+				for k, v := range fields {
+					if _, set := other[k]; !set {
+						other[k] = v
+					}
+				}
+				change(other)
+				file := s.write(t, other)
+				s.dropCaches(t, file)
+				if r := s.exec(t, file, "ls -A ~/.cache/npm").ok(t); r.Stdout != "" {
+					t.Errorf("%s: %q", name, r.Stdout)
+				}
+			}
+		})
+		t.Run("a killed run leaves it usable", func(t *testing.T) {
+			cmd, cancel := s.command(t, call{State: state}, agentshim, "exec", "--spec", file, "--", "echo killed > ~/.cache/npm/killed; echo there; sleep 100")
+			defer cancel()
+			out, err := cmd.StdoutPipe()
+			if err == nil {
+				err = cmd.Start()
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := out.Read(make([]byte, 6)); err != nil {
+				t.Fatal(err)
+			}
+			_ = cmd.Process.Kill()
+			_ = cmd.Wait()
+			if r := exec("cat ~/.cache/npm/killed").ok(t); r.Stdout != "killed\n" {
+				t.Errorf("printed %q", r.Stdout)
+			}
+		})
+		t.Run("a volume of another's is seen", func(t *testing.T) {
+			// The note of the first run still says that it was given to the agent.
+			other := 4321
+			if s.rootless() {
+				other = s.subUID(t)
+			}
+			if err := os.Chown(s.volumeFolder(t, volume), other, other); err != nil {
+				t.Fatal(err)
+			}
+			r := exec("true").refused(t, shim.ReasonPosture)
+			wantText(t, r.Stderr, "/home/agent/.cache/npm")
+			exec("touch ~/.cache/npm/again").ok(t) // control: it is set up anew
+		})
+		t.Run("by hand", func(t *testing.T) { s.plantedVolumes(t, file, volume) })
+	})
+}
+
+// plantedVolumes: a volume with the cache's name that agentshim did not make could be
+// any folder of the host.
+func (s setup) plantedVolumes(t *testing.T, file, volume string) {
+	outside := s.private(t)
+	if err := os.Chmod(outside, 0o777); err != nil {
+		t.Fatal(err)
+	}
+	place(t, filepath.Join(outside, "secret"), []byte("secret"), 0o644)
+	labels := []string{}
+	var made map[string]string
+	inspected := s.bare(t, "volume", "inspect", "--format", "{{json .Labels}}", volume).ok(t)
+	if err := json.Unmarshal([]byte(inspected.Stdout), &made); err != nil {
+		t.Fatal(err)
+	}
+	for k, v := range made {
+		label := k + "=" + v
+		if s.engine == "podman" {
+			label = `"` + strings.ReplaceAll(label, `"`, `""`) + `"`
+		}
+		labels = append(labels, "--label", label)
+	}
+	bind := []string{"--opt", "type=none", "--opt", "o=bind", "--opt", "device=" + outside}
+	for name, flags := range map[string][]string{"no labels": nil, "options": append(bind, labels...)} {
+		s.bare(t, "volume", "rm", volume).ok(t)
+		s.bare(t, append(append([]string{"volume", "create"}, flags...), volume)...).ok(t)
+		r := s.exec(t, file, "cat ~/.cache/npm/secret").refused(t, shim.ReasonMount)
+		wantText(t, r.Stderr, "is not one of agentshim's", "agentshim: hint: ", "volume rm "+volume)
+		if s.rootless() || flags == nil {
+			continue // a rootless engine can't bind by a volume's options
+		}
+		c := s.bare(t, "run", "--rm", "--network=none", "--mount=type=volume,source="+volume+",target=/c", "agentshim/hello:test", "cat", "/c/secret")
+		if c.Stdout != "secret" {
+			t.Errorf("control, %s: the bare engine shows %q: %s", name, c.Stdout, c.Stderr)
+		}
+	}
+	s.bare(t, "volume", "rm", volume).ok(t)
+}
+
+// TestCachesAtOnce: runs that make one cache at the same time all get it.
+func TestCachesAtOnce(t *testing.T) {
+	each(t, func(t *testing.T, s setup) {
+		dir := s.folder(t)
+		file := s.write(t, spec{"workspace": map[string]any{"source": dir}, "caches": []map[string]any{{"name": "c", "target": "/opt/cache/deep"}}, "rootfsWritable": true})
+		s.dropCaches(t, file)
+		var all sync.WaitGroup
+		results := make([]result, 3)
+		for i := range results {
+			all.Go(func() {
+				// With a writable root too, a folder on the way is the image's root's.
+				results[i] = s.exec(t, file, fmt.Sprintf(`echo %d > /opt/cache/deep/%[1]d; stat -c %%u:%%a /opt/cache; touch /opt/cache/x 2>&1 | grep -o denied`, i))
+			})
+		}
+		all.Wait()
+		for _, r := range results {
+			r.ok(t)
+			if want := "0:755\ndenied\n"; r.Stdout != want && !s.rootless() {
+				t.Errorf("printed %q, want %q", r.Stdout, want)
+			}
+		}
+		if r := s.exec(t, file, "ls /opt/cache/deep").ok(t); r.Stdout != "0\n1\n2\n" {
+			t.Errorf("left: %q", r.Stdout)
+		}
+		// What a kill can leave of a set-up goes with prune.
+		for end := time.Now().Add(5 * time.Second); ; time.Sleep(200 * time.Millisecond) {
+			left := s.bare(t, "ps", "-aq", "--filter", "label=agentshim.helper=cache/1").ok(t).Stdout
+			if left == "" {
+				break
+			}
+			if time.Now().After(end) {
+				t.Fatalf("set-up containers are left: %s", left)
+			}
+		}
+	})
+}
