@@ -41,8 +41,7 @@ func removeFolder(dir int, name string) error {
 	defer unix.Close(top)
 	r := treeRemoval{top: top, prefix: ".agentshim-" + newRunID() + "-"}
 	for again := true; again; again = r.moved {
-		r.moved = false
-		if err := r.empty(top, 0); err != nil {
+		if err := r.round(); err != nil {
 			return err
 		}
 	}
@@ -75,6 +74,17 @@ type treeRemoval struct {
 	prefix string
 	count  int
 	moved  bool
+}
+
+// round lists the folder from its start.
+func (r *treeRemoval) round() error {
+	r.moved = false
+	fd, err := openFolder(r.top, "", unix.O_RDONLY)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	return r.empty(fd, 0)
 }
 
 func (r *treeRemoval) empty(fd, depth int) error {

@@ -220,15 +220,21 @@ func (p *prepared) keepCopy(rec *Record) error {
 		rec.Copy = nil
 		return asError(removeTree(dir, copyFolder))
 	}
-	tree, err := os.Open(filepath.Join(dir, copyFolder))
-	if err != nil {
-		return &Error{Reason: ReasonState, Err: err}
-	}
-	defer tree.Close()
-	if err := unix.Syncfs(int(tree.Fd())); err != nil {
-		return &Error{Reason: ReasonState, Msg: "sync the workspace's copy", Hint: diskHint(err), Err: err}
+	if err := syncFolder(filepath.Join(dir, copyFolder)); err != nil {
+		p.job.Notice("copy: it is not on the disk yet: %v; apply it before the machine goes down", err)
+		return nil
 	}
 	rec.Copy.Synced = true
 	p.phases.done("sync")
 	return nil
+}
+
+// syncFolder waits until the file system that dir is on has everything on its disk.
+func syncFolder(dir string) error {
+	f, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	return unix.Syncfs(int(f.Fd()))
 }

@@ -446,7 +446,7 @@ func (w *copyWorker) link(src, dst int, p, name string) error {
 	e := baseEntry(p, &st)
 	e.Link, e.Size = text, int64(len(text))
 	if err := w.makeLink(dst, name, &e); err != nil {
-		return fmt.Errorf("copy link %q: %v", p, err) //nolint:errorlint // an errno of the copy's side must not read as the original's
+		return copySide("copy link", p, err)
 	}
 	w.report.Links++
 	w.entries = append(w.entries, e)
@@ -501,7 +501,7 @@ func (w *copyWorker) file(src, dst int, p, name string) error {
 func (w *copyWorker) makeFile(fd, dst int, name string, st *unix.Stat_t, e *BaseEntry) error {
 	out, err := unix.Openat(dst, name, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, e.Mode)
 	if err != nil {
-		return fmt.Errorf("copy %q: %v", e.Path, err) //nolint:errorlint // an errno of the copy's side must not read as the original's
+		return copySide("copy", e.Path, err)
 	}
 	defer unix.Close(out)
 	if err = w.bytes.copy(fd, out, st, w.buf, &e.Digest); err == nil {
@@ -509,13 +509,22 @@ func (w *copyWorker) makeFile(fd, dst int, name string, st *unix.Stat_t, e *Base
 	}
 	if err == nil {
 		if err = w.setFile(out, e); err != nil {
-			err = fmt.Errorf("copy %q: %v", e.Path, err) //nolint:errorlint // as above
+			err = copySide("copy", e.Path, err)
 		}
 	}
 	if err != nil {
 		_ = unix.Unlinkat(dst, name, 0)
 	}
 	return err
+}
+
+// copySide keeps an errno of the copy's side from being read as the original's. A full
+// disk can be the copy's only.
+func copySide(what, p string, err error) error {
+	if diskHint(err) != "" {
+		return err
+	}
+	return fmt.Errorf("%s %q: %v", what, p, err) //nolint:errorlint // see above
 }
 
 // setFile gives a written copy its owner, mode and time, and notes how it stands.
