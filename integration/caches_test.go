@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -213,5 +214,86 @@ func TestCachesAtOnce(t *testing.T) {
 				t.Fatalf("set-up containers are left: %s", left)
 			}
 		}
+	})
+}
+
+// TestCacheCommands: caches are listed with their sizes; only agentshim's go, and none
+// that a container has.
+func TestCacheCommands(t *testing.T) {
+	each(t, func(t *testing.T, s setup) {
+		fields := spec{
+			"workspace": map[string]any{"source": s.folder(t)},
+			"caches":    []map[string]any{{"name": "one", "key": "k", "target": "/opt/one"}, {"name": "two", "target": "/opt/two"}},
+		}
+		file, state := s.write(t, fields), s.private(t)
+		s.dropCaches(t, file)
+		p := s.planned(t, file)
+		one, two := p.Caches[0], p.Caches[1]
+		cache := func(words ...string) result {
+			return s.call(t, call{State: state}, append([]string{"cache", "--engine", s.engine}, words...)...)
+		}
+		list := func() map[string]shim.CacheInfo {
+			var got struct{ Caches []shim.CacheInfo }
+			if err := json.Unmarshal([]byte(cache("ls", "--json").ok(t).Stdout), &got); err != nil {
+				t.Fatal(err)
+			}
+			all := map[string]shim.CacheInfo{}
+			for _, c := range got.Caches {
+				all[c.Volume] = c
+			}
+			return all
+		}
+		// A stranger's volume that only has the name, and one that only has the labels.
+		const stranger = "agentshim-cache-0000000000000000000000000000000000000000000000000000000000000000"
+		s.bare(t, "volume", "create", stranger).ok(t)
+		s.bare(t, "volume", "create", "--label=agentshim.cache=1", "agentshim-test-labels").ok(t)
+		t.Cleanup(func() { s.bare(t, "volume", "rm", "-f", stranger, "agentshim-test-labels") })
+
+		cmd, cancel := s.command(t, call{State: state}, agentshim, "exec", "--spec", file, "--", "head -c 300000 /dev/urandom > /opt/one/f; ln -s / /opt/one/root; echo there; sleep 100")
+		defer cancel()
+		out, err := cmd.StdoutPipe()
+		if err == nil {
+			err = cmd.Start()
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := out.Read(make([]byte, 6)); err != nil {
+			t.Fatal(err)
+		}
+		all := list()
+		if c := all[one.Volume]; !c.InUse || c.Bytes < 300000 || c.Bytes > 320000 || c.CacheID != one.ID || c.Used.IsZero() || time.Since(c.Made) > time.Minute {
+			t.Errorf("%+v", c)
+		}
+		if _, listed := all[stranger]; listed {
+			t.Error("a stranger's volume is listed")
+		}
+		cache("rm", one.Volume).refused(t, shim.ReasonState)
+		r := cache("prune").ok(t)
+		wantText(t, r.Stdout, "kept "+all[one.Volume].ShortID()+": one/k", "a container has it")
+		if r := s.bare(t, "volume", "rm", one.Volume); r.Code == 0 {
+			t.Error("the engine itself removes a volume in use")
+		}
+		_ = cmd.Process.Signal(syscall.SIGTERM)
+		_ = cmd.Wait()
+
+		if c := list()[one.Volume]; c.InUse || c.Bytes < 300000 {
+			t.Errorf("after the run: %+v", c)
+		}
+		wantText(t, cache("ls").ok(t).Stdout, "one/k", "two", "KiB", "free")
+		wantText(t, cache("prune", "--dry-run").ok(t).Stdout, "would remove "+all[one.Volume].ShortID())
+		wantText(t, cache("prune", "--older-than", "1d").ok(t).Stdout, "kept "+all[one.Volume].ShortID())
+		for _, name := range []string{"ffff", "agentshim-test-labels", stranger, "../x", ""} {
+			cache("rm", name).refused(t, shim.ReasonState)
+		}
+		wantText(t, cache("rm", all[two.Volume].ShortID()).ok(t).Stdout, "removed")
+		wantText(t, cache("prune").ok(t).Stdout, "removed "+all[one.Volume].ShortID())
+		after := list()
+		for _, c := range p.Caches {
+			if _, left := after[c.Volume]; left {
+				t.Errorf("cache %s is left", c.ID.Name)
+			}
+		}
+		s.bare(t, "volume", "inspect", stranger, "agentshim-test-labels").ok(t)
 	})
 }

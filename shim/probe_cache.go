@@ -84,6 +84,13 @@ func (c cache) put(name, key string, value any) {
 	}
 }
 
+// drop removes the entry, if there is one.
+func (c cache) drop(name string) {
+	if c.dir != "" {
+		os.Remove(c.file(name))
+	}
+}
+
 // identity names the state of a file: two equal ones were not replaced or changed in
 // between, as far as the file system's clock tells. A missing file has one too.
 func identity(path string) string {

@@ -200,7 +200,7 @@ func (u cacheUses) last(v volume) time.Time {
 func (u cacheUses) note(v volume, at time.Time) { u.cache.put(u.name(v), u.key(v), at.UTC()) }
 
 // forget makes the next run set the volume up again.
-func (u cacheUses) forget(name string) { u.cache.put(u.name(volume{Name: name}), "", nil) }
+func (u cacheUses) forget(name string) { u.cache.drop(u.name(volume{Name: name})) }
 
 // cacheUses are this user's notes for the plan's engine.
 func (p *prepared) cacheUses() cacheUses {
