@@ -17,7 +17,6 @@ var missingFeatures = []missing{
 	given("$.workspace.git", `leave it out or write "none"`, func(h *Harness) bool { return h.workspace().Git != "" && h.workspace().Git != "none" }),
 	given("$.workspace.protect", "", func(h *Harness) bool { return len(h.workspace().Protect) > 0 }),
 	given("$.workspace.hide", "", func(h *Harness) bool { return len(h.workspace().Hide) > 0 }),
-	each("$.mounts", ".label", `leave it out or write "none"`, func(h *Harness) int { return len(h.Mounts) }, func(h *Harness, i int) bool { return h.Mounts[i].Label != "none" }),
 	each("$.home.files", ".writeBack", "", func(h *Harness) int { return len(h.Home.Files) }, func(h *Harness, i int) bool { return h.Home.Files[i].WriteBack }),
 	given("$.caCertificates", "", func(h *Harness) bool { return len(h.CACertificates) > 0 }),
 	given("$.egress.mode", "write deny-all, allow-list or open", func(h *Harness) bool { return h.Egress.Mode == "network" }),
@@ -29,8 +28,6 @@ var missingFeatures = []missing{
 	given("$.seccomp.profile", `leave it out or write "default"`, func(h *Harness) bool { return h.Seccomp.Profile != "default" }),
 	given("$.seccomp.allow", "", func(h *Harness) bool { return len(h.Seccomp.Allow) > 0 }),
 	given("$.seccomp.deny", "", func(h *Harness) bool { return len(h.Seccomp.Deny) > 0 }),
-	given("$.devices", "", func(h *Harness) bool { return len(h.Devices) > 0 }),
-	given("$.groups", "", func(h *Harness) bool { return len(h.Groups) > 0 }),
 	given("$.session", "", func(h *Harness) bool { return h.Session != nil }),
 }
 

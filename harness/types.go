@@ -69,10 +69,12 @@ type Harness struct {
 	Seccomp Seccomp `json:"seccomp,omitzero"`
 	// Resources limits the container.
 	Resources Resources `json:"resources,omitzero"`
-	// Devices are host device paths; each is a widening.
-	Devices []string `json:"devices,omitempty" jsonschema:"minLength=1"`
-	// Groups are supplementary group ids; each is a widening.
-	Groups []int `json:"groups,omitempty" jsonschema:"minimum=0,maximum=4294967294"`
+	// Devices are character devices of the host, like /dev/kvm, that the agent may
+	// read and write; each is the widening device:PATH.
+	Devices []string `json:"devices,omitempty" jsonschema:"minLength=1,maxItems=64"`
+	// Groups are supplementary group ids; each is the widening group:GID. Not with
+	// rootless Podman.
+	Groups []int `json:"groups,omitempty" jsonschema:"minimum=0,maximum=4294967294,maxItems=64"`
 	// Labels are set on the container, besides agentshim's own.
 	Labels map[string]string `json:"labels,omitempty"`
 	// Session rules one container shared by several steps.
@@ -155,7 +157,8 @@ type Mount struct {
 	Writable bool `json:"writable,omitempty"`
 	// NoExec forbids running programs from it.
 	NoExec bool `json:"noexec,omitempty"`
-	// Label is none, z or Z (SELinux). Default none.
+	// Label is none, z or Z. With z the engine gives the source, for good, an SELinux
+	// label that every container may use; with Z one for this run alone. Default none.
 	Label string `json:"label,omitempty" jsonschema:"enum=none,enum=z,enum=Z,default=none"`
 }
 

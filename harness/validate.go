@@ -39,6 +39,8 @@ func (c *checker) all() {
 	c.homeFiles()
 	c.workingDir()
 	c.environment()
+	c.deviceList()
+	c.groupList()
 	c.labels()
 	c.durations()
 	c.accepted()
@@ -425,6 +427,29 @@ func (c *checker) variables(at string, env map[string]string) {
 		}
 		if len(name)+1+len(env[name]) > maxArgument {
 			c.fault(here, nil, fmt.Sprintf("longer than a variable may be (%d bytes)", maxArgument), "")
+		}
+	}
+}
+
+// deviceForm leaves out what separates the fields of the engines' --device.
+var deviceForm = regexp.MustCompile(`^/dev/[A-Za-z0-9][A-Za-z0-9._+@-]*(/[A-Za-z0-9][A-Za-z0-9._+@-]*)*$`)
+
+func (c *checker) deviceList() {
+	for i, device := range c.h.Devices {
+		at := element("$.devices", i)
+		switch {
+		case !deviceForm.MatchString(device):
+			c.fault(at, device, "must be the plain path of a device below /dev (letters, digits, . _ + @ - /)", `write "/dev/kvm"`)
+		case slices.Contains(c.h.Devices[:i], device):
+			c.fault(at, device, "is given twice", "remove one")
+		}
+	}
+}
+
+func (c *checker) groupList() {
+	for i, gid := range c.h.Groups {
+		if slices.Contains(c.h.Groups[:i], gid) {
+			c.fault(element("$.groups", i), gid, "is given twice", "remove one")
 		}
 	}
 }

@@ -118,7 +118,7 @@ func TestBadInput(t *testing.T) {
 		{"A88 network mode host", spec{"egress": map[string]any{"mode": "host"}}, []string{"$.egress.mode"}},
 		{"A88 securityOpt", spec{"securityOpt": []string{"seccomp=unconfined"}}, []string{"$.securityOpt"}},
 		{"A88 seccomp unconfined", spec{"seccomp": map[string]any{"profile": "unconfined"}}, []string{"$.seccomp.profile"}},
-		{"A88 device", spec{"devices": []string{"/dev/kmsg"}}, []string{"$.devices"}},
+		{"A88 device", spec{"devices": []string{"/dev/kvm:/dev/kvm:rwm", "--privileged"}}, []string{"$.devices[0]", "$.devices[1]"}},
 		{"A88 engine arguments", spec{"engineArgs": []string{"--privileged"}, "extraArgs": []string{"-v/:/h"}}, []string{"$.engineArgs", "$.extraArgs"}},
 		{"A88 accept", spec{"accept": []string{"everything"}}, []string{"$.accept[0]", `"everything"`}},
 		{"fixed variable", spec{"env": map[string]any{"HOME": "/"}}, []string{"$.env.HOME"}},

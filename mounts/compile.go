@@ -55,7 +55,7 @@ func Compile(h harness.Harness, f Facts, t Target) (Set, error) {
 	all := slices.Concat(fixed, volumes)
 	for _, b := range asked {
 		if b.why != WhyCache {
-			ps.add(sourceProblem(b, f, t))
+			ps.add(sourceProblem(b, f))
 		}
 		ps.add(targetProblem(b, asked, fixed, t))
 		ps.add(nestingProblem(b, asked, f))
@@ -64,6 +64,7 @@ func Compile(h harness.Harness, f Facts, t Target) (Set, error) {
 	between, parentProblems := parents(asked, all, t)
 	ps = append(ps, parentProblems...)
 	all = append(all, between...)
+	ps = append(ps, labelProblems(h, asked, f, t)...)
 	ps.add(sumProblem(all, t))
 	caches, cacheProblems := caches(h, f, t)
 	ps = append(ps, cacheProblems...)
@@ -103,7 +104,10 @@ func modeProblem(h harness.Harness) *Problem {
 func bindMount(b bind, s Source, t Target) Mount {
 	m := Mount{
 		Target: b.target, Type: TypeBind, Source: s.Path, Writable: b.writable, NoExec: b.noExec,
-		NoSUIDBy: ByFlag, NoDevBy: ByFlag, Label: b.label, Dev: s.Dev, Ino: s.Ino, Why: b.why,
+		NoSUIDBy: ByFlag, NoDevBy: ByFlag, Dev: s.Dev, Ino: s.Ino, Why: b.why,
+	}
+	if t.SELinux {
+		m.Label = b.label
 	}
 	if b.noExec {
 		m.NoExecBy = ByFlag
@@ -235,8 +239,8 @@ func warnings(h harness.Harness, f Facts, t Target, all []bind) []string {
 		if s.GroupOnly && !b.copy && (t.Podman && t.Rootless || !slices.Contains(h.Groups, int(s.GID))) {
 			warn(b, "you can read it only through the supplementary group %d, which the agent does not have", s.GID)
 		}
-		if f.SELinux && t.Podman && b.label == "" {
-			warn(b, "SELinux is enforced here: without a label the agent may be denied access")
+		if text := labelWarning(b, s, f, t); text != "" {
+			warn(b, "%s", text)
 		}
 		if w := writableAbove(b, all, f); w != nil {
 			warn(b, "mounted read-only, but the agent can change it through %s, which is writable", w.json)

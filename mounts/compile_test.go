@@ -524,46 +524,89 @@ func TestWorkspaceRefused(t *testing.T) {
 	})
 }
 
-// M17.
+// M17. What is refused is refused on every host, also where no engine would relabel.
 func TestLabels(t *testing.T) {
+	type where struct{ podman, selinux bool }
+	everywhere := []where{{true, true}, {true, false}, {false, false}}
+	mine := func(path string) Source { return Source{Path: path, Dir: true, UID: 1000} }
 	for _, tc := range []struct {
-		name, path, label string
-		podman, selinux   bool
-		refused           bool
+		name, label string
+		source      Source
+		edit        func(*harness.Harness, *Facts)
+		on          []where
+		// want is in the refusal; empty is a mount with the label.
+		want string
 	}{
-		{"z on an own folder", "/data", "z", true, true, false},
-		{"Z on an own folder", "/data", "Z", true, true, false},
-		{"without SELinux on Docker", "/data", "z", false, false, false},
-		{"Docker can't relabel", "/data", "z", false, true, true},
-		{"below /usr", "/usr/share/x", "z", true, false, true},
-		{"below /etc", "/etc/tool", "Z", true, false, true},
-		{"a home's .ssh", "/home/me/.ssh", "Z", true, false, true},
-		{"a folder in a home", "/home/me/proj", "Z", true, false, false},
-		{"unknown", "/data", "x", true, false, true},
-		{"none", "/etc/tool", "none", true, true, false},
+		{"shared", "z", mine("/data"), nil, everywhere, ""},
+		{"private", "Z", mine("/data"), nil, everywhere, ""},
+		{"none", "none", mine("/etc/tool"), nil, append(everywhere, where{false, true}), ""},
+		{"a folder in a home", "Z", mine("/home/me/proj"), nil, everywhere, ""},
+		{"Docker can't", "z", mine("/data"), nil, []where{{false, true}}, "chcon"},
+		{"below /usr", "z", mine("/usr/share/x"), nil, everywhere, "break the host"},
+		{"below /etc", "Z", mine("/etc/tool"), nil, everywhere, "break the host"},
+		{"below a linked system folder", "z", mine("/system/share"), func(_ *harness.Harness, f *Facts) { f.SystemLinks = map[string]string{"/usr": "/system"} }, everywhere, "break the host"},
+		{"a home's .ssh", "Z", mine("/home/me/.ssh"), nil, everywhere, "break the host"},
+		{"another's", "z", Source{Path: "/data", Dir: true, UID: 1001}, nil, everywhere, "not yours"},
+		{"root's", "z", Source{Path: "/data", Dir: true}, nil, everywhere, "not yours"},
+		{"the agent's, root calls", "z", mine("/data"), func(_ *harness.Harness, f *Facts) { f.UID = 0 }, everywhere, ""},
+		{"another's, root calls", "z", Source{Path: "/data", Dir: true, UID: 1001}, func(_ *harness.Harness, f *Facts) { f.UID = 0 }, everywhere, "not yours"},
+		{"above the workspace", "z", mine("/src"), nil, everywhere, "holds the workspace"},
+		{"the workspace once more", "z", mine("/src/proj"), nil, everywhere, ""},
+		{"in the workspace", "z", mine("/src/proj/sub"), nil, everywhere, "put a link"},
+		{"in a writable mount", "Z", mine("/more/sub"), func(h *harness.Harness, _ *Facts) {
+			h.Mounts = append(h.Mounts, harness.Mount{Source: "/more", Target: "/more", Writable: true})
+		}, everywhere, "put a link"},
+		{"in a read-only mount", "Z", mine("/more/sub"), func(h *harness.Harness, _ *Facts) {
+			h.Mounts = append(h.Mounts, harness.Mount{Source: "/more", Target: "/more"})
+		}, everywhere, ""},
+		{"unknown", "x", mine("/data"), nil, everywhere, "no label"},
 	} {
-		t.Run(tc.name, func(t *testing.T) {
-			f := facts(func(f *Facts) { f.SELinux = tc.selinux })
-			f.Sources["/data"] = Source{Path: tc.path, Dir: true}
-			set, err := Compile(withMount(harness.Mount{Source: "/data", Target: "/data", Label: tc.label}), f, target(tc.podman))
-			if tc.refused {
-				wantProblem(t, err, "$.mounts[0].label", ErrRefused)
-				return
-			}
-			if err != nil {
-				t.Fatal(err)
-			}
-			want := strings.TrimPrefix(tc.label, "none")
-			if i := slices.IndexFunc(set.Mounts, func(m Mount) bool { return m.Target == "/data" }); set.Mounts[i].Label != want {
-				t.Errorf("label = %q, want %q", set.Mounts[i].Label, want)
-			}
-		})
+		for _, on := range tc.on {
+			t.Run(fmt.Sprintf("%s %+v", tc.name, on), func(t *testing.T) {
+				f := facts(func(f *Facts) { f.UID, f.SELinux = 1000, on.selinux })
+				f.Sources["/data"] = tc.source
+				h := withMount(harness.Mount{Source: "/data", Target: "/data", Label: tc.label})
+				if tc.edit != nil {
+					tc.edit(&h, &f)
+				}
+				to := target(on.podman)
+				to.SELinux = on.selinux
+				set, err := Compile(h, f, to)
+				if tc.want != "" {
+					wantProblem(t, err, "$.mounts[0].label", ErrRefused)
+					if !strings.Contains(err.Error(), tc.want) {
+						t.Error(err)
+					}
+					return
+				}
+				if err != nil {
+					t.Fatal(err)
+				}
+				want := strings.TrimPrefix(tc.label, "none")
+				if !on.selinux {
+					want = ""
+				}
+				if i := slices.IndexFunc(set.Mounts, func(m Mount) bool { return m.Target == "/data" }); set.Mounts[i].Label != want {
+					t.Errorf("label = %q, want %q", set.Mounts[i].Label, want)
+				}
+			})
+		}
 	}
 }
 
 func TestWarnings(t *testing.T) {
 	file := harness.Mount{Source: "/conf/one", Target: "/x", Writable: true}
 	dir := harness.Mount{Source: "/data", Target: "/x"}
+	confined := func(podman bool) Target {
+		to := target(podman)
+		to.SELinux = true
+		return to
+	}
+	selinux := func(label string) func(*Facts) {
+		return func(f *Facts) {
+			f.SELinux, f.Sources["/data"] = true, Source{Path: "/data", Dir: true, Label: label}
+		}
+	}
 	groupOnly := func(f *Facts) { f.Sources["/data"] = Source{Path: "/data", Dir: true, GID: 77, GroupOnly: true} }
 	for _, tc := range []struct {
 		name   string
@@ -581,7 +624,15 @@ func TestWarnings(t *testing.T) {
 		{"U07 docker", dir, groupOnly, nil, target(false), "supplementary group 77"},
 		{"U07 docker with the group", dir, groupOnly, []int{77}, target(false), ""},
 		{"U07 rootless maps no groups", dir, groupOnly, []int{77}, target(true), "supplementary group 77"},
-		{"SELinux without label", dir, func(f *Facts) { f.SELinux = true }, nil, target(true), "SELinux"},
+		{"SELinux without label", dir, func(f *Facts) { f.SELinux = true }, nil, confined(true), `"label": "z"`},
+		{"SELinux and Docker", dir, func(f *Facts) { f.SELinux = true }, nil, confined(false), "chcon -R -t container_file_t"},
+		{"SELinux that the engine does not use", dir, func(f *Facts) { f.SELinux = true }, nil, target(true), ""},
+		{"SELinux that is not enforced", dir, nil, nil, confined(true), ""},
+		{"labelled for containers", dir, selinux("system_u:object_r:container_file_t:s0"), nil, confined(true), ""},
+		{"labelled for one container", dir, selinux("system_u:object_r:container_file_t:s0:c1,c2"), nil, confined(true), "SELinux"},
+		{"labelled as a home", dir, selinux("unconfined_u:object_r:user_home_t:s0"), nil, confined(true), "SELinux"},
+		{"label without effect", harness.Mount{Source: "/data", Target: "/x", Label: "z"}, nil, nil, target(true), "no effect"},
+		{"label with effect", harness.Mount{Source: "/data", Target: "/x", Label: "z"}, func(f *Facts) { f.SELinux = true }, nil, confined(true), ""},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			h := withMount(tc.mount)

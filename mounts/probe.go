@@ -56,7 +56,7 @@ func cmpOr(s, otherwise string) string {
 // Probe is not seen.
 func Probe(h harness.Harness, p ProbePaths) (Facts, error) {
 	p = p.withDefaults()
-	f := Facts{Home: p.Home, Sources: map[string]Source{}, Nested: map[string]string{}, SystemLinks: map[string]string{}}
+	f := Facts{Home: p.Home, UID: p.UID, Sources: map[string]Source{}, Nested: map[string]string{}, SystemLinks: map[string]string{}}
 	var err error
 	if f.SELinux, err = enforcing(p.SELinux); err != nil {
 		return Facts{}, err
@@ -152,8 +152,20 @@ func inspect(b bind, p ProbePaths) (Source, *Problem) {
 		Path: real, Dir: st.Mode&unix.S_IFMT == unix.S_IFDIR,
 		Dev: st.Dev, Ino: st.Ino, UID: st.Uid, GID: st.Gid, Mode: st.Mode &^ unix.S_IFMT,
 		NoExec:    sf.Flags&unix.ST_NOEXEC != 0,
+		Label:     selinuxLabel(fd),
 		GroupOnly: groupOnly(&st, p.UID, p.GID, p.Groups),
 	}, nil
+}
+
+// selinuxLabel reads the label of an open file; empty where it has none or it can't
+// be read. The magic link is for a descriptor opened with O_PATH: fgetxattr(2) takes none.
+func selinuxLabel(fd int) string {
+	buf := make([]byte, 256)
+	n, err := unix.Getxattr("/proc/self/fd/"+strconv.Itoa(fd), "security.selinux", buf)
+	if err != nil {
+		return ""
+	}
+	return strings.TrimRight(string(buf[:n]), "\x00")
 }
 
 func openProblem(b bind, err error) *Problem {

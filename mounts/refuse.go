@@ -3,7 +3,6 @@ package mounts
 import (
 	"fmt"
 	"path"
-	"slices"
 	"strings"
 
 	"github.com/agentshim/agentshim/harness"
@@ -16,11 +15,6 @@ var (
 	refusedBelow = []string{"/proc", "/sys", "/dev", "/run"}
 	// systemTrees hold homes of service accounts that need no protection of their own.
 	systemTrees = []string{"/bin", "/sbin", "/lib", "/lib64", "/usr", "/proc", "/sys", "/dev", "/run"}
-	// unlabelled trees, and what starts with a dot in a home, may not be given an
-	// SELinux label: it would stay after the run and lock the host's own services
-	// and logins out.
-	unlabelled = []string{"/bin", "/sbin", "/lib", "/lib64", "/usr", "/etc", "/boot"}
-
 	// kernelTargets may not be targets, nor anything below them.
 	kernelTargets = []string{"/proc", "/sys", "/dev"}
 	// reservedTargets are files and folders that agentshim or the engines mount or
@@ -40,7 +34,7 @@ var (
 const maxListed = 3
 
 // sourceProblem says why b's source may not be mounted.
-func sourceProblem(b bind, f Facts, t Target) *Problem {
+func sourceProblem(b bind, f Facts) *Problem {
 	at := b.json + ".source"
 	if b.sourceErr != nil {
 		return &Problem{Path: at, Value: b.source, Reason: b.sourceErr.Error(), Remedy: `write an absolute path, "~/…" or "./…"`, Kind: ErrSource}
@@ -64,7 +58,7 @@ func sourceProblem(b bind, f Facts, t Target) *Problem {
 	if b.why == WhyWorkspace && !s.Dir {
 		return refuse(at, s.Path, "a workspace is a folder, and this is a file", "give its folder, or use mounts")
 	}
-	return labelProblem(b, s, f, t)
+	return nil
 }
 
 func systemSource(s Source, f Facts) (reason, remedy string) {
@@ -133,27 +127,6 @@ func submountCopied(s Source, _ Facts) (reason, remedy string) {
 		return "", ""
 	}
 	return "a copy does not enter what is mounted below it: " + list(s.Submounts), "unmount that, or take a folder without it"
-}
-
-func labelProblem(b bind, s Source, f Facts, t Target) *Problem {
-	at := b.json + ".label"
-	switch b.label {
-	case "":
-		return nil
-	case "z", "Z":
-	default:
-		return refuse(at, b.label, "it is no label", "use none, z or Z")
-	}
-	dotFile := func(home string) bool { return strings.HasPrefix(s.Path, home+"/.") }
-	for _, dir := range unlabelled {
-		if atOrBelow(s.Path, dir) || slices.ContainsFunc(f.HomeRoots, dotFile) {
-			return refuse(at, b.label, "relabelling "+quote(s.Path)+" would outlast the run and break the host", "use none, or mount a copy")
-		}
-	}
-	if f.SELinux && !t.Podman {
-		return refuse(at, b.label, "Docker's --mount can't relabel", "use Podman, or label the folder yourself")
-	}
-	return nil
 }
 
 func quote(s string) string { return fmt.Sprintf("%q", s) }

@@ -24,6 +24,8 @@ type Facts struct {
 	SystemLinks map[string]string
 	// SELinux says that the kernel enforces it.
 	SELinux bool
+	// UID is the caller's.
+	UID uint32
 }
 
 // Source is one host folder or file.
@@ -38,6 +40,8 @@ type Source struct {
 	Mode uint32
 	// NoExec says that the file system it lies on is mounted noexec.
 	NoExec bool
+	// Label is its SELinux label, user:role:type:level; empty where it has none.
+	Label string
 	// Submounts are the mount points below it.
 	Submounts []string
 	// Sockets are the sockets at or below it that something listens on, or that
@@ -60,6 +64,8 @@ type Target struct {
 	Podman bool
 	// Rootless says that the engine runs as the caller.
 	Rootless bool
+	// SELinux says that the engine confines its containers with it.
+	SELinux bool
 	// UID and GID own the tmpfs.
 	UID, GID uint32
 	// MemoryBytes is the container's limit, 0 where none holds.
@@ -100,7 +106,8 @@ type Mount struct {
 	Mode      uint32 `json:"mode,omitempty"`
 	UID       uint32 `json:"uid,omitempty"`
 	GID       uint32 `json:"gid,omitempty"`
-	// Label is z, Z or empty.
+	// Label is what the engine does to the source's SELinux label before it mounts it:
+	// z, Z or nothing.
 	Label string `json:"label,omitempty"`
 	// Dev and Ino identify the bind's source.
 	Dev uint64 `json:"-"`

@@ -3,6 +3,7 @@ package shim
 import (
 	"fmt"
 	"maps"
+	"path"
 	"slices"
 	"strconv"
 	"strings"
@@ -270,8 +271,11 @@ var devLinks = map[string]string{
 
 func (a *attestation) devices() {
 	allowed := map[string]bool{"c 5:2 ptmx": true, "c 5:2 pts/ptmx": true}
-	for _, d := range spec.Devices {
+	for _, d := range plannedDevices(a.plan) {
 		allowed[fmt.Sprintf("c %d:%d %s", d.Major, d.Minor, d.Name)] = true
+		for dir := path.Dir(d.Name); dir != "."; dir = path.Dir(dir) {
+			allowed["d "+dir] = true
+		}
 	}
 	for name, link := range devLinks {
 		allowed["l "+name+" "+link] = true
@@ -286,8 +290,17 @@ func (a *attestation) devices() {
 		extra = append(extra[:maxNamed], fmt.Sprintf("and %d more", n-maxNamed))
 	}
 	if extra != nil {
-		a.differ("device", "none but the default ones", strings.Join(extra, ", "))
+		a.differ("device", a.deviceText(), strings.Join(extra, ", "))
 	}
+}
+
+// deviceText names the planned devices.
+func (a *attestation) deviceText() string {
+	text := "none but the default ones"
+	for _, d := range a.plan.Devices {
+		text += fmt.Sprintf(" and %s (%d:%d)", d.Path(), d.Major, d.Minor)
+	}
+	return text
 }
 
 // maxNamed bounds a message: a privileged container has every device of the host.

@@ -202,7 +202,7 @@ func (a *attestation) kernelMount(m wire.Mount) {
 		}
 	case below(m.Target, "/proc") && m.Type == "proc" && m.Dev == a.topMounts()["/proc"].Dev && m.Root == strings.TrimPrefix(m.Target, "/proc"):
 		a.needOptions(m, "ro")
-	case m.Root != "/" && !isDeviceBind(m) && !isMask(m):
+	case m.Root != "/" && !a.isDeviceBind(m) && !isMask(m):
 		a.mountDiffer(m.Target, "not mounted", fmt.Sprintf("%s of %s", m.Type, strconv.Quote(m.Root)))
 	case m.Target == "/proc" && m.Type == "proc", m.Target == "/dev/mqueue" && m.Type == "mqueue":
 		a.needOptions(m, "nosuid", "nodev", "noexec")
@@ -217,7 +217,7 @@ func (a *attestation) kernelMount(m wire.Mount) {
 		if m.Type != "tmpfs" {
 			a.needOptions(m, "ro")
 		}
-	case isDeviceBind(m), below(m.Target, "/proc", "/sys") && isMask(m):
+	case a.isDeviceBind(m), below(m.Target, "/proc", "/sys") && isMask(m):
 	default:
 		a.mountDiffer(m.Target, "not mounted", fmt.Sprintf("%s of %s", m.Type, strconv.Quote(m.Root)))
 	}
@@ -235,12 +235,22 @@ func isCgroup(m wire.Mount) bool {
 		below(m.Target, root) && (m.Type == "cgroup" || m.Type == "cgroup2")
 }
 
-// isDeviceBind is a default device node that a rootless engine binds from the
-// host, where it can make none.
-func isDeviceBind(m wire.Mount) bool {
+// isDeviceBind is a default or planned device node that an engine binds from the
+// host, as a rootless one does, which can make none. Its number stands among the
+// device nodes of the hello.
+func (a *attestation) isDeviceBind(m wire.Mount) bool {
 	name, ok := strings.CutPrefix(m.Target, "/dev/")
 	return ok && m.Type == "devtmpfs" && m.Root == "/"+name && m.Mode&unix.S_IFMT == unix.S_IFCHR &&
-		slices.ContainsFunc(spec.Devices, func(d spec.Device) bool { return d.Name == name })
+		slices.ContainsFunc(plannedDevices(a.plan), func(d spec.Device) bool { return d.Name == name })
+}
+
+// plannedDevices are all device nodes that a container of the plan has.
+func plannedDevices(plan spec.Plan) []spec.Device {
+	all := slices.Clone(spec.Devices)
+	for _, d := range plan.Devices {
+		all = append(all, d.Device)
+	}
+	return all
 }
 
 func below(target string, roots ...string) bool {

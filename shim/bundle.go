@@ -364,6 +364,7 @@ func (c *configuration) mounts() {
 			c.volume(m, volume)
 		case isTmpfs:
 			c.tmpfs(m, why)
+		case c.isDeviceMount(m):
 		case !kernel || !slices.Contains(types, m.Type):
 			c.mountDiffer(target, "not mounted", m)
 		case (target == "/sys" || target == "/sys/fs/cgroup") && !has(m.Options, "ro"):
@@ -373,6 +374,12 @@ func (c *configuration) mounts() {
 	for _, target := range slices.Sorted(maps.Keys(missing)) {
 		c.differ("mount "+strconv.Quote(target), "mounted", "not mounted")
 	}
+}
+
+// isDeviceMount is a planned device's node, bound onto its own place.
+func (c *configuration) isDeviceMount(m oci.Mount) bool {
+	return m.Source == m.Destination && (has(m.Options, "bind") || has(m.Options, "rbind")) &&
+		slices.ContainsFunc(c.plan.Devices, func(d spec.HostDevice) bool { return d.Path() == m.Destination })
 }
 
 func (c *configuration) mountDiffer(target, want string, m oci.Mount) {
@@ -563,8 +570,8 @@ func (c *configuration) deviceRules() {
 		c.differ("device cgroup", "everything denied first", "not")
 	}
 	for _, d := range allowed {
-		if !plannedRule(d) {
-			c.differ("device cgroup", "the default devices", fmt.Sprintf("%s %s:%s %s", d.Type, number(d.Major), number(d.Minor), d.Access))
+		if !plannedRule(d) && !c.deviceRule(d) {
+			c.differ("device cgroup", c.deviceText(), fmt.Sprintf("%s %s:%s %s", d.Type, number(d.Major), number(d.Minor), d.Access))
 		}
 	}
 }
@@ -595,12 +602,18 @@ func plannedRule(d oci.LinuxDeviceCgroup) bool {
 		slices.ContainsFunc(spec.Devices, func(s spec.Device) bool { return s.Major == *d.Major && s.Minor == *d.Minor })
 }
 
+// deviceRule is what the plan's own devices need.
+func (c *configuration) deviceRule(r oci.LinuxDeviceCgroup) bool {
+	return r.Type == "c" && !wildcard(r.Major) && !wildcard(r.Minor) && strings.Trim(r.Access, spec.DeviceAccess) == "" &&
+		slices.ContainsFunc(c.plan.Devices, func(d spec.HostDevice) bool { return d.Major == *r.Major && d.Minor == *r.Minor })
+}
+
 func (c *configuration) devices() {
 	for _, d := range c.got.Linux.Devices {
-		if !slices.ContainsFunc(spec.Devices, func(s spec.Device) bool {
-			return d.Type == "c" && d.Path == "/dev/"+s.Name && d.Major == s.Major && d.Minor == s.Minor
+		if !slices.ContainsFunc(plannedDevices(c.plan), func(s spec.Device) bool {
+			return d.Type == "c" && d.Path == s.Path() && d.Major == s.Major && d.Minor == s.Minor
 		}) {
-			c.differ("device", "none but the default ones", fmt.Sprintf("%s %d:%d %q", d.Type, d.Major, d.Minor, d.Path))
+			c.differ("device", c.deviceText(), fmt.Sprintf("%s %d:%d %q", d.Type, d.Major, d.Minor, d.Path))
 		}
 	}
 }

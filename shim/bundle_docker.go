@@ -30,12 +30,17 @@ type dockerMount struct {
 	Propagation                             string
 }
 
+type dockerDevice struct {
+	PathOnHost, PathInContainer, CgroupPermissions string
+}
+
 type dockerHostConfig struct {
 	Privileged, ReadonlyRootfs             bool
 	NetworkMode, PidMode, IpcMode, UTSMode string
 	CgroupnsMode, Runtime                  string
 	CapAdd, SecurityOpt, VolumesFrom       []string
-	Devices, DeviceRequests                []json.RawMessage
+	Devices                                []dockerDevice
+	DeviceRequests                         []json.RawMessage
 	DeviceCgroupRules                      []string
 	MaskedPaths, ReadonlyPaths             []string
 	Sysctls, Tmpfs                         map[string]string
@@ -120,8 +125,17 @@ func (i *inspection) modes() {
 }
 
 func (i *inspection) devices() {
-	for _, d := range slices.Concat(i.host.Devices, i.host.DeviceRequests) {
-		i.differ("device", "none", string(d))
+	planned := map[dockerDevice]bool{}
+	for _, d := range i.plan.Devices {
+		planned[dockerDevice{d.Path(), d.Path(), spec.DeviceAccess}] = true
+	}
+	for _, d := range i.host.Devices {
+		if !planned[d] {
+			i.differ("device", i.deviceText(), fmt.Sprintf("%q as %q, %s", d.PathOnHost, d.PathInContainer, d.CgroupPermissions))
+		}
+	}
+	for _, d := range i.host.DeviceRequests {
+		i.differ("device", i.deviceText(), string(d))
 	}
 	for _, r := range i.host.DeviceCgroupRules {
 		i.differ("device cgroup", "the default devices", strconv.Quote(r))

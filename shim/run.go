@@ -171,6 +171,12 @@ func (p *prepared) probe(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	if p.host.Devices, err = probeDevices(opts.withDefaults(), h); err != nil {
+		return err
+	}
+	if p.host.GroupOwns, err = probeGroups(opts.withDefaults(), h, p.host.Engine.Socket); err != nil {
+		return err
+	}
 	return p.probeMounts()
 }
 

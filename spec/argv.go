@@ -27,6 +27,7 @@ func (p Plan) Argv(run RunPaths) ([]string, error) {
 	a.limits()
 	a.environment()
 	a.mounts()
+	a.devices()
 	a.flag("workdir", "/")
 	a.flag("entrypoint", InitPath)
 	a.add("--", p.Image.ID, InitArg)
@@ -158,6 +159,12 @@ func (a *argv) mounts() {
 	a.bind(a.ownBind(a.run.Init, InitPath))
 }
 
+func (a *argv) devices() {
+	for _, d := range a.plan.Devices {
+		a.flag("device", d.Path()+":"+d.Path()+":"+DeviceAccess)
+	}
+}
+
 // ownBind is a read-only bind of one of agentshim's own files.
 func (a *argv) ownBind(source, target string) mounts.Mount {
 	return mounts.Mount{Type: "bind", Source: source, Target: target}
@@ -185,6 +192,9 @@ func execOption(m mounts.Mount) string {
 	return "exec"
 }
 
+// relabels are Podman's words for the labels. Docker's --mount has none.
+var relabels = map[string]string{"z": "shared", "Z": "private"}
+
 func (a *argv) bind(m mounts.Mount) {
 	fields := []string{"type=bind", "source=" + a.run.Source(m), "target=" + m.Target, "bind-propagation=rprivate"}
 	if !m.Writable {
@@ -194,6 +204,9 @@ func (a *argv) bind(m mounts.Mount) {
 		fields = append(fields, "nosuid", "nodev")
 		if m.NoExec {
 			fields = append(fields, "noexec")
+		}
+		if relabel := relabels[m.Label]; relabel != "" {
+			fields = append(fields, "relabel="+relabel)
 		}
 	}
 	record, err := mounts.CSV(fields...)

@@ -40,7 +40,7 @@ func Compile(h harness.Harness, host Host, o Options) (Plan, error) {
 		c.plan.Capabilities = []string{}
 	}
 	for _, step := range []func() error{
-		c.engine, c.identity, c.image, c.limits, c.mounts, c.copy, c.kernel, c.seccomp, c.egress, c.process, c.etc, c.notes,
+		c.engine, c.identity, c.image, c.limits, c.mounts, c.copy, c.devices, c.kernel, c.seccomp, c.egress, c.process, c.etc, c.notes,
 	} {
 		c.errs = append(c.errs, step())
 	}
@@ -86,15 +86,14 @@ func (c *compiler) identity() error {
 	if id.UID == 0 {
 		id.Name = "root"
 	}
-	for _, g := range c.h.Groups {
-		id.Groups = append(id.Groups, uint32(g))
+	if id.Userns, err = c.userns(id); err != nil {
+		return err
 	}
-	userns, err := c.userns(id)
+	id.Groups, err = c.groups(id)
+	c.plan.Identity = id
 	if err != nil {
 		return err
 	}
-	id.Userns = userns
-	c.plan.Identity = id
 	if len(c.h.Capabilities) > 0 && id.UID != 0 {
 		return refuse("policy", "write \"user\": \"0:0\" and accept \"root-user\", or leave capabilities out",
 			"capabilities: CHOWN has no effect for uid %d", id.UID)
@@ -242,7 +241,7 @@ func (c *compiler) limits() error {
 func (c *compiler) mounts() error {
 	set, err := mounts.Compile(c.h, c.host.Mounts, mounts.Target{
 		Podman: c.podman(), Rootless: c.rootless(), UID: c.plan.Identity.UID, GID: c.plan.Identity.GID,
-		MemoryBytes: c.plan.Limits.MemoryBytes, ImageID: c.host.Image.ID, ImageVolumes: c.host.Image.Volumes,
+		MemoryBytes: c.plan.Limits.MemoryBytes, ImageID: c.host.Image.ID, ImageVolumes: c.host.Image.Volumes, SELinux: c.host.Engine.SELinux,
 	})
 	if err != nil {
 		return err
@@ -340,12 +339,19 @@ func (c *compiler) fileNotes() {
 	for _, name := range c.plan.Capabilities {
 		c.widen("capability:"+name, false, "the agent holds CAP_%s", name)
 	}
+	c.groupNotes()
+	for _, d := range c.plan.Devices {
+		c.widen("device:"+d.Path(), true, "the agent can read and write %s, the host's character device %d:%d", d.Path(), d.Major, d.Minor)
+	}
 	if c.h.RootfsWritable {
 		c.widen("rootfs-writable", false, "the root file system is writable; what is written is gone at the end")
 	}
 	for _, m := range c.plan.Mounts {
 		if m.Type == "bind" && m.Writable && m.Own == "" {
 			c.widen("writable:"+m.Target, false, "the agent can change %s on the host", m.Source)
+		}
+		if m.Label != "" {
+			c.widen("relabel:"+m.Target, false, "the engine changes the SELinux label of %s on the host, which stays after the run", m.Source)
 		}
 	}
 	for _, cache := range c.plan.Caches {

@@ -29,6 +29,7 @@ func dockerRoot() Host {
 		Caller:  Caller{HardNoFile: 20000, HardNProc: 90000, CPUs: 2},
 		Machine: machine(),
 		Mounts:  facts(),
+		Devices: deviceFiles(),
 		Presets: map[string][]harness.Allow{"claude": {{Host: "api.preset.example"}}},
 	}
 }

@@ -15,6 +15,11 @@ type Host struct {
 	Caller  Caller
 	Machine Machine
 	Mounts  mounts.Facts
+	// Devices holds an entry for each device path of the harness file.
+	Devices map[string]DeviceFile
+	// GroupOwns says what a group that the harness file names owns on the host that no
+	// agent may have: an engine's socket, a disk, password files.
+	GroupOwns map[uint32]string
 	// Presets are the targets of the egress presets that the file names.
 	Presets map[string][]harness.Allow
 }

@@ -70,7 +70,7 @@ func (p Plan) kernelMounts() []oci.Mount {
 }
 
 func (p Plan) ociMounts(run RunPaths) []oci.Mount {
-	out := p.kernelMounts()
+	out := append(p.kernelMounts(), p.deviceBinds()...)
 	for _, m := range p.Mounts {
 		m.Source = run.Source(m)
 		out = append(out, ociMount(m))
@@ -107,6 +107,7 @@ func ociMount(m mounts.Mount) oci.Mount {
 func (p Plan) ociLinux() *oci.Linux {
 	l := &oci.Linux{
 		Sysctl:        p.Sysctls,
+		Devices:       p.deviceNodes(),
 		Resources:     p.ociResources(),
 		MaskedPaths:   p.MaskedPaths,
 		ReadonlyPaths: p.ReadonlyPaths,
@@ -140,7 +141,7 @@ func keepID(id uint32) []oci.LinuxIDMapping {
 const cpuPeriod = 100000
 
 func (p Plan) ociResources() *oci.LinuxResources {
-	r := &oci.LinuxResources{Devices: devices()}
+	r := &oci.LinuxResources{Devices: p.deviceRules()}
 	l := p.Limits
 	if l.MemoryBytes > 0 {
 		r.Memory = &oci.LinuxMemory{Limit: &l.MemoryBytes, Swap: &l.MemoryBytes}
@@ -157,8 +158,10 @@ func (p Plan) ociResources() *oci.LinuxResources {
 
 // Device is one device node of every container.
 type Device struct {
-	Name         string
-	Major, Minor int64
+	// Name is relative to /dev.
+	Name  string `json:"name"`
+	Major int64  `json:"major"`
+	Minor int64  `json:"minor"`
 }
 
 // Devices are the nodes in /dev; nothing else may be there.
@@ -166,18 +169,25 @@ var Devices = []Device{
 	{"full", 1, 7}, {"null", 1, 3}, {"random", 1, 8}, {"tty", 5, 0}, {"urandom", 1, 9}, {"zero", 1, 5},
 }
 
-// devices is the device cgroup: deny all, then the default nodes and terminals.
-func devices() []oci.LinuxDeviceCgroup {
+// DeviceAccess is what the device cgroup allows of a host's device: no mknod.
+const DeviceAccess = "rw"
+
+// deviceRules is the device cgroup: deny all, then the default nodes, terminals and
+// the plan's own devices.
+func (p Plan) deviceRules() []oci.LinuxDeviceCgroup {
 	out := []oci.LinuxDeviceCgroup{{Allow: false, Access: "rwm"}}
-	allow := func(major int64, minor *int64) {
-		out = append(out, oci.LinuxDeviceCgroup{Allow: true, Type: "c", Major: &major, Minor: minor, Access: "rwm"})
+	allow := func(major int64, minor *int64, access string) {
+		out = append(out, oci.LinuxDeviceCgroup{Allow: true, Type: "c", Major: &major, Minor: minor, Access: access})
 	}
 	for _, d := range Devices {
-		allow(d.Major, &d.Minor)
+		allow(d.Major, &d.Minor, "rwm")
 	}
 	ptmx := int64(2)
-	allow(5, &ptmx)
-	allow(136, nil) // Unix98 terminals
+	allow(5, &ptmx, "rwm")
+	allow(136, nil, "rwm") // Unix98 terminals
+	for _, d := range p.Devices {
+		allow(d.Major, &d.Minor, DeviceAccess)
+	}
 	return out
 }
 
@@ -194,7 +204,7 @@ func (p Plan) Text() string {
 	}
 	line("engine", "%s", p.engineText())
 	line("image", "%s (%s)", p.Image.Ref, p.Image.ID)
-	line("agent", "uid %d, gid %d, from %s; capabilities: %s; no new privileges", p.Identity.UID, p.Identity.GID, p.Identity.From, p.capText())
+	line("agent", "uid %d, gid %d%s, from %s; capabilities: %s; no new privileges", p.Identity.UID, p.Identity.GID, p.groupText(), p.Identity.From, p.capText())
 	line("program", "%s", quoted(p.Process.Args))
 	line("folder", "%s", p.Process.Cwd)
 	line("variables", "%s", p.envText())
@@ -207,6 +217,9 @@ func (p Plan) Text() string {
 	}
 	if p.Copy != nil {
 		line("copy", "%s", p.Copy.text())
+	}
+	for _, d := range p.Devices {
+		line("device", "%s: character device %d:%d, read and write, owner %d:%d, mode %04o", d.Path(), d.Major, d.Minor, d.UID, d.GID, d.Mode)
 	}
 	for _, n := range p.Widenings {
 		line("widening", "%s", n.text())
@@ -229,6 +242,13 @@ func (p Plan) engineText() string {
 		mode = "rootless"
 	}
 	return fmt.Sprintf("%s %s, %s, %s %s, cgroup v%d", p.Engine.Kind, p.Engine.Version, mode, p.Engine.Runtime, p.Engine.RuntimeVersion, p.Engine.CgroupVersion)
+}
+
+func (p Plan) groupText() string {
+	if len(p.Identity.Groups) == 0 {
+		return ""
+	}
+	return ", groups " + strings.Trim(fmt.Sprint(p.Identity.Groups), "[]")
 }
 
 func (p Plan) capText() string {
@@ -266,6 +286,9 @@ func mountText(m mounts.Mount) string {
 	text := fmt.Sprintf("%s: %s, %s from %q, nosuid by %s, nodev by %s", m.Target, m.Why, access, SymbolicPaths.Source(m), m.NoSUIDBy, m.NoDevBy)
 	if m.NoExec {
 		text += ", noexec by " + m.NoExecBy
+	}
+	if m.Label != "" {
+		text += ", SELinux label " + m.Label
 	}
 	return text
 }

@@ -54,6 +54,8 @@ type Plan struct {
 	Copy *Copy `json:"copy,omitempty"`
 	// Caches are the volumes among them: what makes each another one.
 	Caches []mounts.Cache `json:"caches,omitempty"`
+	// Devices are the host's devices beside the default ones, sorted by name.
+	Devices []HostDevice `json:"devices,omitempty"`
 	// Etc are the generated files below /etc, mounted read-only.
 	Etc []EtcFile `json:"etc"`
 	// HomeFiles are the targets copied into the home, relative to it.
