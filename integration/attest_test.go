@@ -84,7 +84,11 @@ var deviations = []deviation{
 	{name: "writable mount", joins: true, drop: []string{"--mount=*target=/data,*"}, add: []string{"--mount=type=bind,source=%data,target=/data"}, want: []string{`mount "/data": want ro`}},
 	{
 		name: "another source", drop: []string{"--mount=*target=/data,*"}, add: []string{"--mount=type=bind,source=/usr/share,target=/data,readonly"},
-		want: []string{`mount "/data": want the file the plan saw`},
+		on: onDocker, want: []string{`mount "/data": want the file the plan saw`}, reason: shim.ReasonMount,
+	},
+	{
+		name: "another source", drop: []string{"--mount=*target=/data,*"}, add: []string{"--mount=type=bind,source=/usr/share,target=/data,readonly,nosuid,nodev"},
+		on: onPodman, want: []string{`mount "/data": want the file the plan saw`}, reason: shim.ReasonMount,
 	},
 	{name: "no mount", drop: []string{"--mount=*target=/data,*"}, want: []string{`mount "/data": want mounted`}},
 

@@ -21,6 +21,9 @@ type Difference struct {
 	Field string `json:"field"`
 	Want  string `json:"want"`
 	Got   string `json:"got"`
+
+	// swapped says that a mount shows another file than the one its source was.
+	swapped bool
 }
 
 func (d Difference) String() string {

@@ -107,6 +107,7 @@ func (a *attestation) plannedMount(m wire.Mount, p mounts.Mount) {
 		a.plannedVolume(m, p)
 	} else if m.Dev != id.dev || m.Ino != id.ino {
 		a.mountDiffer(m.Target, fmt.Sprintf("the file the plan saw (device %d, inode %d)", id.dev, id.ino), fmt.Sprintf("device %d, inode %d", m.Dev, m.Ino))
+		a.diffs[len(a.diffs)-1].swapped = true
 	}
 	if !p.Writable {
 		a.needOption(m, "ro")

@@ -2,6 +2,7 @@ package shim
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -521,6 +522,20 @@ func TestCompareProbe(t *testing.T) {
 				t.Errorf("%s %q: %v", name, got, diffs)
 			}
 		}
+	}
+}
+
+// A source that was swapped is the fault of whoever did it; anything beside it is the engine's.
+func TestSwappedSource(t *testing.T) {
+	b := mustBase(t, dockerRoot)
+	b.mount("/data").Ino++
+	b.mount("/workspace").Dev++
+	if err := notProven(b.compare()); !errors.Is(err, ReasonMount) || !strings.Contains(err.Error(), "/workspace") {
+		t.Error(err)
+	}
+	b.without("/data", "ro")
+	if err := notProven(b.compare()); !errors.Is(err, ReasonPosture) {
+		t.Error(err)
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -174,6 +175,12 @@ func notProven(diffs []Difference) error {
 	lines := make([]string, len(diffs))
 	for i, d := range diffs {
 		lines[i] = d.String()
+	}
+	if !slices.ContainsFunc(diffs, func(d Difference) bool { return !d.swapped }) {
+		return &Error{
+			Reason: ReasonMount, Msg: "a source was replaced while the container started: " + strings.Join(lines, "; "),
+			Hint: "look for what replaces it, an agent in another run perhaps, and try again",
+		}
 	}
 	return &Error{
 		Reason: ReasonPosture, Msg: "the container is weaker than planned: " + strings.Join(lines, "; "),
