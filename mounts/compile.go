@@ -114,6 +114,9 @@ func bindMount(b bind, s Source, t Target) Mount {
 	}
 	if b.copy {
 		m.Source, m.Own, m.Kept, m.Writable, m.Dev, m.Ino = "", CopyTree, true, true, 0, 0
+		if t.SELinux && t.Podman {
+			m.Label = "z"
+		}
 	}
 	if t.Podman {
 		return m

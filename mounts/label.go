@@ -77,7 +77,7 @@ func labelWarning(b bind, s Source, f Facts, t Target) string {
 	switch {
 	case b.label != "" && !t.SELinux:
 		return "label " + b.label + " has no effect here: the engine does not use SELinux"
-	case b.label != "" || !f.SELinux || !t.SELinux || labelled(s):
+	case b.label != "" || b.copy || !f.SELinux || !t.SELinux || labelled(s):
 		return ""
 	case t.Podman && b.why == WhyMount:
 		return `SELinux is enforced here and will keep the agent from it: add "label": "z" to it, or ` + relabelByHand

@@ -165,9 +165,14 @@ func (a *argv) devices() {
 	}
 }
 
-// ownBind is a read-only bind of one of agentshim's own files.
+// ownBind is a read-only bind of one of agentshim's own files, which has no label
+// that a confined container may use.
 func (a *argv) ownBind(source, target string) mounts.Mount {
-	return mounts.Mount{Type: "bind", Source: source, Target: target}
+	m := mounts.Mount{Type: "bind", Source: source, Target: target}
+	if a.plan.Engine.SELinux {
+		m.Label = "z"
+	}
+	return m
 }
 
 // InodeBytes is the tmpfs space per file that Docker's nr_inodes allows.

@@ -350,7 +350,7 @@ func (c *compiler) fileNotes() {
 		if m.Type == "bind" && m.Writable && m.Own == "" {
 			c.widen("writable:"+m.Target, false, "the agent can change %s on the host", m.Source)
 		}
-		if m.Label != "" {
+		if m.Label != "" && m.Own == "" {
 			c.widen("relabel:"+m.Target, false, "the engine changes the SELinux label of %s on the host, which stays after the run", m.Source)
 		}
 	}

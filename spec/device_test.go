@@ -195,8 +195,13 @@ func TestRelabel(t *testing.T) {
 				t.Fatal(err)
 			}
 			bind := "--mount=type=bind,source=/srv/out,target=/o,bind-propagation=rprivate,readonly,nosuid,nodev" + want
-			if !slices.Contains(argv, bind) || strings.Count(strings.Join(argv, " "), "relabel") != strings.Count(want, "relabel") {
+			if !slices.Contains(argv, bind) {
 				t.Errorf("label %q: no %q in %q", label, bind, argv)
+			}
+			for _, word := range argv { // agentshim's own files have no label of their own
+				if own := strings.Contains(word, "source=/RUN_DIR/") || strings.Contains(word, "source="+SymbolicPaths.Init); own && !strings.HasSuffix(word, ",relabel=shared") {
+					t.Errorf("not relabelled: %s", word)
+				}
 			}
 			shown := strings.Contains(p.Text(), "relabel:/o: ") && strings.Contains(p.Text(), "SELinux label "+label)
 			if shown != (want != "") {
