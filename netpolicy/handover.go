@@ -19,11 +19,21 @@ import (
 // maxHandover bounds the one message of a hand-over, in bytes.
 const maxHandover = 64 << 10
 
-// handoverVersion is the message's.
-const handoverVersion = 1
+// handoverVersion is that of both messages.
+const handoverVersion = 2
 
 // ErrHandover says that what came from the helper is not what it must hand over.
 var ErrHandover = errors.New("hand-over refused")
+
+// Order is what a helper waits for once it is connected: the sandbox that it is for.
+type Order struct {
+	Version int `json:"version"`
+	// Netns is the link of the sandbox's network namespace: "net:[4026532281]".
+	Netns string `json:"netns"`
+	// PID is a process in it as the helper numbers it; 0 for a helper that is in it
+	// already.
+	PID int `json:"pid,omitempty"`
+}
 
 // Report is what a helper did in a sandbox's network namespace, or why it didn't.
 type Report struct {
@@ -185,6 +195,23 @@ func shortAddr(path string) (addr *net.UnixAddr, done func(), err error) {
 	return &net.UnixAddr{Net: "unixpacket", Name: name}, func() { dir.Close() }, nil
 }
 
+// ReadOrder waits for the order, and for as long as the shim is there.
+func ReadOrder(conn *net.UnixConn) (Order, error) {
+	message := make([]byte, maxHandover)
+	n, err := conn.Read(message)
+	if err != nil {
+		return Order{}, fmt.Errorf("no order: %w", err)
+	}
+	var o Order
+	if err := decodeOne(message[:n], &o); err != nil {
+		return Order{}, fmt.Errorf("order: %w", err)
+	}
+	if o.Version != handoverVersion || o.Netns == "" || o.PID < 0 {
+		return Order{}, fmt.Errorf("order: not one of version %d", handoverVersion)
+	}
+	return o, nil
+}
+
 // Send hands over what Apply made, or its error, in one message. The sockets are
 // closed here, whatever becomes of it.
 func Send(conn *net.UnixConn, sockets Sockets, report Report, failed error) error {
@@ -206,27 +233,78 @@ func Send(conn *net.UnixConn, sockets Sockets, report Report, failed error) erro
 	return nil
 }
 
-// Receive takes one connection and one message from it, and closes l. Every socket in
-// it is checked: that it is what was planned, and that it lies in the network
-// namespace of that cookie, which is not the caller's own. Anything else is
-// ErrHandover with nothing left open. A Report with an Error is returned with nothing
-// else and no error. The rules in the report are the helper's word: the caller
-// compares them.
-func Receive(l *net.UnixListener, cookie uint64, timeout time.Duration) (Listeners, Report, error) {
+// Peer is a helper that connected. Its methods don't wait longer than their timeout.
+type Peer struct {
+	conn *net.UnixConn
+	// process is its pidfd, taken while the connection kept the number in use.
+	process int
+}
+
+// AcceptPeer waits for the one helper and closes l.
+func AcceptPeer(l *net.UnixListener, timeout time.Duration) (*Peer, error) {
 	defer l.Close()
-	end := time.Now().Add(timeout)
-	if err := l.SetDeadline(end); err != nil {
-		return Listeners{}, Report{}, err
+	if err := l.SetDeadline(time.Now().Add(timeout)); err != nil {
+		return nil, err
 	}
 	conn, err := l.AcceptUnix()
 	if err != nil {
-		return Listeners{}, Report{}, fmt.Errorf("%w: %w", ErrHandover, err)
+		return nil, fmt.Errorf("%w: %w", ErrHandover, err)
 	}
-	defer conn.Close()
-	if err := conn.SetDeadline(end); err != nil {
+	process, err := peerProcess(conn)
+	if err != nil {
+		conn.Close()
+		return nil, fmt.Errorf("%w: its process: %w", ErrHandover, err)
+	}
+	return &Peer{conn: conn, process: process}, nil
+}
+
+func peerProcess(conn *net.UnixConn) (int, error) {
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return -1, err
+	}
+	fd, sockErr := -1, error(nil)
+	err = raw.Control(func(s uintptr) {
+		var cred *unix.Ucred
+		if cred, sockErr = unix.GetsockoptUcred(int(s), unix.SOL_SOCKET, unix.SO_PEERCRED); sockErr == nil {
+			fd, sockErr = unix.PidfdOpen(int(cred.Pid), 0) // EINVAL for 0: outside this pid namespace
+		}
+	})
+	return fd, errors.Join(err, sockErr)
+}
+
+// Close lets the helper go: without a report sent it ends.
+func (p *Peer) Close() {
+	p.conn.Close()
+	unix.Close(p.process)
+}
+
+// Order tells the helper which sandbox it is for.
+func (p *Peer) Order(o Order, timeout time.Duration) error {
+	o.Version = handoverVersion
+	b, err := json.Marshal(o)
+	if err != nil {
+		return err
+	}
+	if err := p.conn.SetWriteDeadline(time.Now().Add(timeout)); err != nil {
+		return err
+	}
+	if _, err := p.conn.Write(b); err != nil {
+		return fmt.Errorf("%w: order: %w", ErrHandover, err)
+	}
+	return nil
+}
+
+// Receive takes the helper's one message. Every socket in it is checked: that it is
+// what was planned, and that it lies in the network namespace of that cookie, which is
+// not the caller's own. Anything else is ErrHandover with nothing left open. A Report
+// with an Error is returned with nothing else and no error. The rules in the report
+// are the helper's word: the caller compares them.
+func (p *Peer) Receive(cookie uint64, timeout time.Duration) (Listeners, Report, error) {
+	if err := p.conn.SetReadDeadline(time.Now().Add(timeout)); err != nil {
 		return Listeners{}, Report{}, err
 	}
-	files, report, err := receive(conn)
+	files, report, err := receive(p.conn)
 	defer closeAll(files) // what is passed on are duplicates
 	if err != nil || report.Error != "" {
 		return Listeners{}, report, err
@@ -236,6 +314,24 @@ func Receive(l *net.UnixListener, cookie uint64, timeout time.Duration) (Listene
 	}
 	listeners, err := adopt(files)
 	return listeners, report, err
+}
+
+// AwaitEnd waits until the helper's process is gone: its pidfd is then readable
+// (pidfd_open(2)).
+func (p *Peer) AwaitEnd(timeout time.Duration) error {
+	for end := time.Now().Add(timeout); ; {
+		fds := []unix.PollFd{{Fd: int32(p.process), Events: unix.POLLIN}} //nolint:gosec // a descriptor
+		n, err := unix.Poll(fds, int(max(0, time.Until(end).Milliseconds())))
+		switch {
+		case errors.Is(err, unix.EINTR):
+		case err != nil:
+			return err
+		case n == 0:
+			return fmt.Errorf("%w: the helper does not end", ErrHandover)
+		default:
+			return nil
+		}
+	}
 }
 
 func closeAll(files []*os.File) {
@@ -290,14 +386,9 @@ func parseRights(b []byte) ([]*os.File, error) {
 
 // parseReport takes one report and nothing else.
 func parseReport(b []byte) (Report, error) {
-	d := json.NewDecoder(bytes.NewReader(b))
-	d.DisallowUnknownFields()
 	var r Report
-	if err := d.Decode(&r); err != nil {
+	if err := decodeOne(b, &r); err != nil {
 		return Report{}, fmt.Errorf("%w: %w", ErrHandover, err)
-	}
-	if _, err := d.Token(); !errors.Is(err, io.EOF) {
-		return Report{}, fmt.Errorf("%w: more than one value", ErrHandover)
 	}
 	done := r.Rules != "" && r.Netns != ""
 	failed := r.Rules == "" && r.Netns == "" && r.Error != ""
@@ -305,6 +396,19 @@ func parseReport(b []byte) (Report, error) {
 		return Report{}, fmt.Errorf("%w: neither a result nor an error of version %d", ErrHandover, handoverVersion)
 	}
 	return r, nil
+}
+
+// decodeOne takes one JSON value of known fields and nothing behind it.
+func decodeOne(b []byte, v any) error {
+	d := json.NewDecoder(bytes.NewReader(b))
+	d.DisallowUnknownFields()
+	if err := d.Decode(v); err != nil {
+		return err
+	}
+	if _, err := d.Token(); !errors.Is(err, io.EOF) {
+		return errors.New("more than one value")
+	}
+	return nil
 }
 
 func checkSockets(files []*os.File, cookie uint64) error {

@@ -41,7 +41,17 @@ func handedOver(t *testing.T, helper func(conn *net.UnixConn)) (Listeners, Repor
 	if err != nil {
 		t.Fatal(err)
 	}
-	return Receive(l, cookie, 200*time.Millisecond)
+	return receiveFrom(l, cookie, 200*time.Millisecond)
+}
+
+// receiveFrom takes the message of the one helper, which needs no order.
+func receiveFrom(l *net.UnixListener, cookie uint64, timeout time.Duration) (Listeners, Report, error) {
+	p, err := AcceptPeer(l, timeout)
+	if err != nil {
+		return Listeners{}, Report{}, err
+	}
+	defer p.Close()
+	return p.Receive(cookie, timeout)
 }
 
 // honest hands over what Apply makes.
@@ -112,7 +122,7 @@ func TestHandover(t *testing.T) {
 		out.Close()
 		cookies <- 0
 	})
-	listeners, report, err := Receive(l, <-cookies, time.Second)
+	listeners, report, err := receiveFrom(l, <-cookies, time.Second)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -192,7 +202,7 @@ func with(i int, change func(*open)) []open {
 	return all
 }
 
-const good = `{"version":1,"rules":"r","netns":"net:[1]"}`
+const good = `{"version":2,"rules":"r","netns":"net:[1]"}`
 
 // TestHandoverRefused: whatever else comes over the socket is refused, and no
 // descriptor stays open. The row "as planned" is the control.
@@ -217,9 +227,9 @@ func TestHandoverRefused(t *testing.T) {
 		"other address":    {sockets: with(2, func(o *open) { o.addr = "127.0.0.2:61080" })},
 		"any address":      {sockets: with(0, func(o *open) { o.addr = "0.0.0.0:61053" })},
 		"unbound":          {sockets: with(0, func(o *open) { o.addr = "" })},
-		"error and fds":    {sockets: []open{dnsUDP, dnsTCP, relayTCP}, message: `{"version":1,"error":"e"}`},
+		"error and fds":    {sockets: []open{dnsUDP, dnsTCP, relayTCP}, message: `{"version":2,"error":"e"}`},
 		"empty":            {sockets: []open{dnsUDP, dnsTCP, relayTCP}, message: " "},
-		"other version":    {sockets: []open{dnsUDP, dnsTCP, relayTCP}, message: strings.Replace(good, "1", "2", 1)},
+		"other version":    {sockets: []open{dnsUDP, dnsTCP, relayTCP}, message: strings.Replace(good, "2", "3", 1)},
 		"too long":         {sockets: []open{dnsUDP, dnsTCP, relayTCP}, message: good + strings.Repeat(" ", maxHandover)},
 		"more than a value": {
 			sockets: []open{dnsUDP, dnsTCP, relayTCP}, message: good + good,
@@ -288,7 +298,7 @@ func TestHandoverOnce(t *testing.T) {
 		honest(t, conn)
 		fd := open{family: unix.AF_UNIX, kind: unix.SOCK_DGRAM}.fd(t)
 		defer unix.Close(fd)
-		sendRaw(t, conn, `{"version":1,"error":"second"}`, []int{fd, fd, fd})
+		sendRaw(t, conn, `{"version":2,"error":"second"}`, []int{fd, fd, fd})
 	})
 	if report.Error != "" {
 		t.Errorf("report %+v", report)
@@ -314,7 +324,7 @@ func TestHandoverSilence(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l, _, err = Receive(listener, 1, 50*time.Millisecond)
+	l, _, err = receiveFrom(listener, 1, 50*time.Millisecond)
 	conn.Close()
 	checkOutcome(t, l, err, false, before)
 }
@@ -350,7 +360,7 @@ func TestHandoverNamespace(t *testing.T) {
 				inNetns(t, func() { honest(t, conn) })
 			}
 			conn.Close()
-			l, _, err := Receive(listener, cookie, time.Second)
+			l, _, err := receiveFrom(listener, cookie, time.Second)
 			checkOutcome(t, l, err, false, before)
 		})
 	}
@@ -364,7 +374,7 @@ func TestHandoverOfAnError(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	if err != nil || report != (Report{Version: 1, Error: "why"}) || l != (Listeners{}) {
+	if err != nil || report != (Report{Version: handoverVersion, Error: "why"}) || l != (Listeners{}) {
 		t.Errorf("%+v %+v %v", l, report, err)
 	}
 	checkLeft(t, before)
@@ -482,12 +492,12 @@ func TestSandboxRules(t *testing.T) {
 }
 
 func FuzzHandover(f *testing.F) {
-	failed, _ := json.Marshal(Report{Version: 1, Error: "listen on 127.0.0.1:61053: address already in use"})
-	done, _ := json.Marshal(Report{Version: 1, Rules: SandboxRules(true).Iptables(), Netns: "net:[4026532281]"})
+	failed, _ := json.Marshal(Report{Version: handoverVersion, Error: "listen on 127.0.0.1:61053: address already in use"})
+	done, _ := json.Marshal(Report{Version: handoverVersion, Rules: SandboxRules(true).Iptables(), Netns: "net:[4026532281]"})
 	for _, seed := range []string{
-		string(failed), string(done), good, good + good, "", "{}", "null", `{"version":1}`, `{"version":1,"error":""}`,
-		`{"version":1,"rules":"r","netns":"n","error":"e"}`, `{"version":1,"rules":"r"}`, `{"version":1e0,"error":"e"}`,
-		`{"version":1,"error":"e","more":1}`, `{"version":1,"error":"e"}x`, `[1]`, `{"version":"1","error":"e"}`,
+		string(failed), string(done), good, good + good, "", "{}", "null", `{"version":2}`, `{"version":2,"error":""}`,
+		`{"version":2,"rules":"r","netns":"n","error":"e"}`, `{"version":2,"rules":"r"}`, `{"version":2e0,"error":"e"}`,
+		`{"version":2,"error":"e","more":1}`, `{"version":2,"error":"e"}x`, `[1]`, `{"version":"2","error":"e"}`,
 	} {
 		f.Add([]byte(seed))
 	}
@@ -507,4 +517,76 @@ func FuzzHandover(f *testing.F) {
 			t.Errorf("%+v, again %+v %v", r, same, err)
 		}
 	})
+}
+
+// orderOf is what ReadOrder makes of one message.
+func orderOf(t *testing.T, message string) (Order, error) {
+	t.Helper()
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var conns [2]*net.UnixConn
+	for i, fd := range fds {
+		f := os.NewFile(uintptr(fd), "pair")
+		c, err := net.FileConn(f)
+		f.Close()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		conns[i] = c.(*net.UnixConn)
+	}
+	if message != "" {
+		if _, err := conns[0].Write([]byte(message)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	conns[0].Close()
+	return ReadOrder(conns[1])
+}
+
+// TestOrder: the helper takes the one order there is, and none when the shim is gone.
+func TestOrder(t *testing.T) {
+	for message, want := range map[string]Order{
+		`{"version":2,"netns":"net:[1]"}`:          {Version: 2, Netns: "net:[1]"},
+		`{"version":2,"netns":"net:[1]","pid":77}`: {Version: 2, Netns: "net:[1]", PID: 77},
+		``:                                {},
+		`{}`:                              {},
+		`{"version":2}`:                   {},
+		`{"version":1,"netns":"net:[1]"}`: {},
+		`{"version":2,"netns":"net:[1]","pid":-1}`:   {},
+		`{"version":2,"netns":"net:[1]","pid":"1"}`:  {},
+		`{"version":2,"netns":"net:[1]","pid":1.5}`:  {},
+		`{"version":2,"netns":"net:[1]","more":1}`:   {},
+		`{"version":2,"netns":"net:[1]"}{}`:          {},
+		`{"version":2,"netns":"net:[1]","pid":1e20}`: {},
+	} {
+		got, err := orderOf(t, message)
+		if got != want || (err == nil) != (want != Order{}) {
+			t.Errorf("%s: %+v %v", message, got, err)
+		}
+	}
+}
+
+// TestPeerThatStays: this program is the one that connected, and is still there.
+func TestPeerThatStays(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "s")
+	l, err := Listen(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	conn, err := Dial(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := AcceptPeer(l, time.Second)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	conn.Close()
+	if err := p.AwaitEnd(20 * time.Millisecond); !errors.Is(err, ErrHandover) {
+		t.Error(err)
+	}
 }

@@ -59,6 +59,7 @@ func (c *container) compareInspected(d *docker, id string) []Difference {
 	if err := d.api.get(ctx, "/containers/"+id+"/json", &got); err != nil {
 		return []Difference{{Field: "container", Want: "known to the daemon", Got: err.Error()}}
 	}
+	c.pid = got.State.Pid
 	return compareDocker(c.p.plan, c.paths, got)
 }
 

@@ -46,7 +46,10 @@ type container struct {
 	result ExitStatus
 	// greeted is set once init said hello.
 	greeted bool
-	// egress is the way out, nil without one.
+	// pid is init's as the host numbers it, once Docker's daemon has told it.
+	pid int
+	// way makes the way out, egress is it; nil without one.
+	way    *way
 	egress *egress
 }
 
@@ -83,6 +86,10 @@ func startContainer(ctx context.Context, p *prepared, paths spec.RunPaths) (*con
 // drive takes the container from hello to the harness's end.
 func (c *container) drive(ctx context.Context, rec *Record) error {
 	defer context.AfterFunc(ctx, c.lifeline)()
+	var err error
+	if c.way, err = c.startWay(ctx); err != nil {
+		return err
+	}
 	if err := c.prove(ctx, rec); err != nil {
 		c.p.forgetCaches()
 		return err

@@ -329,25 +329,9 @@ func peerOf(conn *net.UnixConn) (*unix.Ucred, error) {
 
 // get fills value from one GET. path starts with a slash and is escaped here.
 func (a *dockerAPI) get(ctx context.Context, path string, value any) error {
-	target := url.URL{Scheme: "http", Host: "docker", Path: path}
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, target.String(), nil)
+	body, err := a.call(ctx, http.MethodGet, path, nil, nil)
 	if err != nil {
 		return err
-	}
-	resp, err := a.client.Do(req)
-	if err != nil {
-		return a.transportError(ctx, err)
-	}
-	defer resp.Body.Close()
-	body, err := io.ReadAll(io.LimitReader(resp.Body, apiLimit+1))
-	if err != nil {
-		return a.transportError(ctx, err)
-	}
-	if len(body) > apiLimit {
-		return &Error{Reason: ReasonEngineFailed, Msg: fmt.Sprintf("GET %s on %q: answer larger than %d bytes", path, a.socket, apiLimit)}
-	}
-	if resp.StatusCode != http.StatusOK {
-		return a.statusError(path, resp.StatusCode, body)
 	}
 	if err := json.Unmarshal(body, value); err != nil {
 		return &Error{Reason: ReasonEngineFailed, Msg: fmt.Sprintf("GET %s on %q", path, a.socket), Err: err}
@@ -355,15 +339,56 @@ func (a *dockerAPI) get(ctx context.Context, path string, value any) error {
 	return nil
 }
 
-func (a *dockerAPI) statusError(path string, status int, body []byte) error {
+// post has the daemon do something; a nil value is no body.
+func (a *dockerAPI) post(ctx context.Context, path string, query url.Values, value any) error {
+	var body []byte
+	if value != nil {
+		var err error
+		if body, err = json.Marshal(value); err != nil {
+			return err
+		}
+	}
+	_, err := a.call(ctx, http.MethodPost, path, query, body)
+	return err
+}
+
+// call returns the body of an answer that is no error.
+func (a *dockerAPI) call(ctx context.Context, method, path string, query url.Values, body []byte) ([]byte, error) {
+	target := url.URL{Scheme: "http", Host: "docker", Path: path, RawQuery: query.Encode()}
+	req, err := http.NewRequestWithContext(ctx, method, target.String(), bytes.NewReader(body))
+	if err != nil {
+		return nil, err
+	}
+	if len(body) > 0 {
+		req.Header.Set("Content-Type", "application/json")
+	}
+	resp, err := a.client.Do(req)
+	if err != nil {
+		return nil, a.transportError(ctx, err)
+	}
+	defer resp.Body.Close()
+	answer, err := io.ReadAll(io.LimitReader(resp.Body, apiLimit+1))
+	if err != nil {
+		return nil, a.transportError(ctx, err)
+	}
+	if len(answer) > apiLimit {
+		return nil, &Error{Reason: ReasonEngineFailed, Msg: fmt.Sprintf("%s %s on %q: answer larger than %d bytes", method, path, a.socket, apiLimit)}
+	}
+	if resp.StatusCode/100 != 2 {
+		return nil, a.statusError(method, path, resp.StatusCode, answer)
+	}
+	return answer, nil
+}
+
+func (a *dockerAPI) statusError(method, path string, status int, body []byte) error {
 	var answer struct{ Message string }
 	_ = json.Unmarshal(body, &answer) // a body that is no JSON has no message
 	text := fmt.Sprintf("status %d: %s", status, printable(answer.Message))
 	if status == http.StatusNotFound {
 		return fmt.Errorf("%s: %w", text, errNotFound)
 	}
-	failure := EngineFailure(&EngineError{Argv: []string{"GET", path}, Stderr: answer.Message, Err: errors.New(text)})
-	return &Error{Reason: failure.Reason, Hint: failure.Hint, Msg: fmt.Sprintf("GET %s on %q: %s", path, a.socket, text)}
+	failure := EngineFailure(&EngineError{Argv: []string{method, path}, Stderr: answer.Message, Err: errors.New(text)})
+	return &Error{Reason: failure.Reason, Hint: failure.Hint, Msg: fmt.Sprintf("%s %s on %q: %s", method, path, a.socket, text)}
 }
 
 // transportError tells the causes of no answer apart.

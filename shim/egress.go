@@ -28,7 +28,7 @@ func (c *container) openEgress(ctx context.Context, hello wire.Hello, rec *Recor
 	if !plan.Egress.HasGateway() {
 		return nil
 	}
-	listeners, err := c.openWay(ctx, hello.NetCookie, hello.Namespaces["net"])
+	listeners, err := c.way.open(ctx, hello.NetCookie, hello.Namespaces["net"])
 	if err != nil {
 		return err
 	}

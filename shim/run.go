@@ -374,7 +374,7 @@ func (p *prepared) execute(ctx context.Context, rec *Record) (err error) {
 	}
 	err = c.drive(ctx, rec)
 	err = egressFailed(err, c.egress.close(rec))
-	left := c.end(err)
+	left := errors.Join(c.end(err), c.way.close())
 	if left != nil {
 		killContainer(readContainerID(filepath.Join(paths.Dir, "cid")))
 	}

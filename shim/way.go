@@ -4,10 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
+	"net/url"
 	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/agentshim/agentshim/netpolicy"
@@ -16,26 +19,115 @@ import (
 
 // Bounds of the waits on the helper.
 const (
+	// helperTimeout is from the sandbox's hello to the helper's report.
 	helperTimeout          = 10 * time.Second
 	helperContainerTimeout = 30 * time.Second
-	// handoverTimeout is for a message that has been sent.
+	// handoverTimeout is for what needs no work any more.
 	handoverTimeout = 2 * time.Second
 )
 
-// openWay makes the one way out of the sandbox's network namespace, given by its
-// cookie and link as init reported them: the listeners are open there, the plan's
-// packet rules are in force and were read back. The helper, and the container it ran
-// in, are gone. With an error, which is always egress-setup, nothing of the sandbox's
-// is open here.
-func (c *container) openWay(ctx context.Context, cookie uint64, netns string) (netpolicy.Listeners, error) {
+// way is the making of the one way out of a sandbox's network namespace. Its helper
+// starts beside the engine where it needs nothing of the sandbox for that, and waits
+// for its order.
+type way struct {
+	c        *container
+	listener *net.UnixListener
+	// stop ends the helper; wanted starts its container.
+	stop, wanted func()
+	// ended is closed with the helper's end: failed is why it failed, left that its
+	// container may still be there.
+	ended        chan struct{}
+	failed, left error
+}
+
+// startWay begins to make the plan's way out; nil is none. The caller closes it.
+func (c *container) startWay(ctx context.Context) (*way, error) {
+	if !c.p.plan.Egress.HasGateway() {
+		return nil, nil
+	}
+	l, err := netpolicy.Listen(c.paths.Socket())
+	if err != nil {
+		return nil, wayFailed(c.p.plan.EgressWay, err)
+	}
+	w := &way{c: c, listener: l, ended: make(chan struct{})}
+	ctx, w.stop = context.WithCancel(context.WithoutCancel(ctx))
+	wanted := make(chan struct{})
+	w.wanted = sync.OnceFunc(func() { close(wanted) })
+	go func() {
+		defer close(w.ended)
+		defer l.Close() // nobody connects any more
+		w.helper(ctx, wanted)
+	}()
+	return w, nil
+}
+
+// helper runs the helper by the plan's way and waits for its end.
+func (w *way) helper(ctx context.Context, wanted <-chan struct{}) {
+	a, args := w.c.p.adapter, []string{spec.HelperArg, w.c.paths.Socket()}
+	switch w.c.p.plan.EgressWay {
+	case spec.WayContainer:
+		select {
+		case <-wanted:
+			w.helperContainer(context.WithoutCancel(ctx))
+		case <-ctx.Done():
+		}
+	case spec.WayUserns:
+		_, w.failed = a.Runner().Run(ctx, a.Command(append([]string{"unshare", "--", w.c.paths.Helper()}, args...)...))
+	default:
+		_, w.failed = a.Runner().Run(ctx, Command{Path: w.c.paths.Helper(), Args: args})
+	}
+}
+
+// helperContainer runs the helper in a container, which the daemon removes at its end.
+// There is no client to start, and none that could be killed while the daemon creates.
+func (w *way) helperContainer(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, helperContainerTimeout)
+	defer cancel()
+	d, ok := w.c.p.adapter.(*docker)
+	if !ok {
+		w.failed = errors.New("only Docker has it")
+		return
+	}
+	name := w.c.paths.HelperName()
+	create, err := w.c.p.plan.HelperContainer(w.c.paths, w.c.id())
+	if err == nil {
+		err = d.api.post(ctx, "/containers/create", url.Values{"name": {name}}, create)
+	}
+	if err == nil {
+		err = d.api.post(ctx, "/containers/"+name+"/start", nil, nil)
+	}
+	w.failed = err
+	if err == nil {
+		err = d.api.post(ctx, "/containers/"+name+"/wait", url.Values{"condition": {"removed"}}, nil)
+	}
+	if err != nil && !errors.Is(err, errNotFound) {
+		w.left = removeContainer(context.WithoutCancel(ctx), d, name)
+	}
+}
+
+// close ends the helper. An error says that its container may still be there.
+func (w *way) close() error {
+	if w == nil {
+		return nil
+	}
+	w.stop()
+	<-w.ended
+	return w.left
+}
+
+// open opens the way out of the sandbox's network namespace, given by its cookie and
+// link as init reported them: the listeners are open there, the plan's packet rules
+// are in force and were read back, and the helper's process is gone. With an error,
+// which is always egress-setup, nothing of the sandbox's is open here.
+func (w *way) open(ctx context.Context, cookie uint64, netns string) (netpolicy.Listeners, error) {
 	if cookie == 0 {
 		return netpolicy.Listeners{}, &Error{
 			Reason: ReasonEgressSetup, Msg: "this kernel can't tell which network namespace a socket is in (SO_NETNS_COOKIE)",
 			Hint: "egress allow-list and open need Linux 5.14; deny-all works here",
 		}
 	}
-	listeners, report, err := c.handOver(ctx, cookie, netns)
-	want := c.p.plan.RulesText()
+	listeners, report, err := w.handOver(ctx, cookie, netns)
+	want := w.c.p.plan.RulesText()
 	switch {
 	case err == nil && report.Error != "":
 		err = errors.New(printable(report.Error))
@@ -44,9 +136,51 @@ func (c *container) openWay(ctx context.Context, cookie uint64, netns string) (n
 	}
 	if err != nil {
 		listeners.Close()
-		return netpolicy.Listeners{}, wayFailed(c.p.plan.EgressWay, err)
+		return netpolicy.Listeners{}, wayFailed(w.c.p.plan.EgressWay, err)
 	}
 	return listeners, nil
+}
+
+// handOver gives the helper its order and takes what it sends. A helper that failed
+// without a report says more than the connection that it left.
+func (w *way) handOver(ctx context.Context, cookie uint64, netns string) (netpolicy.Listeners, netpolicy.Report, error) {
+	defer os.Remove(w.c.paths.Socket())
+	defer context.AfterFunc(ctx, w.stop)()
+	order, timeout := netpolicy.Order{Netns: netns}, helperTimeout
+	if w.c.p.plan.EgressWay == spec.WayContainer {
+		timeout = helperContainerTimeout
+		w.wanted()
+	} else {
+		var err error
+		if order.PID, err = w.c.hostPID(); err != nil {
+			return netpolicy.Listeners{}, netpolicy.Report{}, err
+		}
+	}
+	listeners, report, err := w.exchange(order, cookie, timeout)
+	if err != nil && within(handoverTimeout, w.ended) && w.failed != nil {
+		err = w.failed
+	}
+	return listeners, report, err
+}
+
+func (w *way) exchange(order netpolicy.Order, cookie uint64, timeout time.Duration) (netpolicy.Listeners, netpolicy.Report, error) {
+	helper, err := netpolicy.AcceptPeer(w.listener, timeout)
+	if err != nil {
+		return netpolicy.Listeners{}, netpolicy.Report{}, err
+	}
+	defer helper.Close()
+	if err := helper.Order(order, handoverTimeout); err != nil {
+		return netpolicy.Listeners{}, netpolicy.Report{}, err
+	}
+	listeners, report, err := helper.Receive(cookie, timeout)
+	if err == nil {
+		err = helper.AwaitEnd(handoverTimeout)
+	}
+	if err != nil {
+		listeners.Close()
+		return netpolicy.Listeners{}, netpolicy.Report{}, err
+	}
+	return listeners, report, nil
 }
 
 // firstDifference names the first line that two texts don't have both.
@@ -65,86 +199,26 @@ func firstDifference(want, got string) string {
 	return fmt.Sprintf("line %d: want %s, got %s", i+1, line(a), line(b))
 }
 
-// handOver runs the helper to its end and takes what it sent: a message waits in the
-// socket after its sender is gone. The helper's own words come before its exit code.
-func (c *container) handOver(ctx context.Context, cookie uint64, netns string) (netpolicy.Listeners, netpolicy.Report, error) {
-	socket := c.paths.Socket()
-	l, err := netpolicy.Listen(socket)
-	if err != nil {
-		return netpolicy.Listeners{}, netpolicy.Report{}, err
-	}
-	defer os.Remove(socket)
-	failed := c.runHelper(ctx, netns)
-	wait := handoverTimeout
-	if failed != nil {
-		wait = 100 * time.Millisecond
-	}
-	listeners, report, err := netpolicy.Receive(l, cookie, wait)
-	if failed != nil && report.Error == "" {
-		listeners.Close()
-		return netpolicy.Listeners{}, netpolicy.Report{}, failed
-	}
-	return listeners, report, err
-}
-
-// runHelper runs the helper by the plan's way and waits for its end.
-func (c *container) runHelper(ctx context.Context, netns string) error {
-	if c.p.plan.EgressWay == spec.WayContainer {
-		return c.runHelperContainer(ctx, netns)
-	}
-	pid, err := c.hostPID(ctx)
-	if err != nil {
-		return err
-	}
-	args := []string{spec.HelperArg, c.paths.Socket(), netns, pid}
-	cmd := Command{Path: c.paths.Helper(), Args: args}
-	if c.p.plan.EgressWay == spec.WayUserns {
-		cmd = c.p.adapter.Command(append([]string{"unshare", "--", cmd.Path}, args...)...)
-	}
-	return runBounded(ctx, c.p.adapter.Runner(), helperTimeout, cmd)
-}
-
-// runHelperContainer: ctx ends the sandbox, and so the helper.
-func (c *container) runHelperContainer(ctx context.Context, netns string) error {
-	argv, err := c.p.plan.HelperArgv(c.paths, c.id(), netns)
-	if err != nil {
-		return err
-	}
-	return runOneShot(ctx, c.p.adapter, c.paths.HelperName(), argv)
-}
-
-// runOneShot runs a container of agentshim's own, of that name, to its end. It ends with
-// ctx only after that: a client killed while the engine creates a container leaves it behind.
-func runOneShot(ctx context.Context, a Adapter, name string, argv []string) error {
-	err := runBounded(context.WithoutCancel(ctx), a.Runner(), helperContainerTimeout, a.Command(argv...))
-	if err == nil {
-		return context.Cause(ctx)
-	}
-	return errors.Join(err, removeContainer(context.WithoutCancel(ctx), a, name))
-}
-
-// runBounded ends the command when it runs longer than timeout.
-func runBounded(ctx context.Context, r Runner, timeout time.Duration, cmd Command) error {
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	defer startCountdown(timeout, func() { cancel(fmt.Errorf("no end in %v", timeout)) }).stop()
-	_, err := r.Run(ctx, cmd)
-	return err
-}
-
 func (c *container) id() string { return readContainerID(filepath.Join(c.paths.Dir, "cid")) }
 
 // hostPID is a process of the sandbox as the host numbers it. Podman writes it before
-// the container starts. The helper checks that the number still means that process's
-// network namespace.
-func (c *container) hostPID(ctx context.Context) (string, error) {
-	if d, ok := c.p.adapter.(*docker); ok {
-		var got dockerContainer
-		err := d.api.get(ctx, "/containers/"+c.id()+"/json", &got)
-		return strconv.Itoa(got.State.Pid), err
+// the container starts, Docker's daemon told it with its account of the container. The
+// helper checks that the number still means that process's network namespace.
+func (c *container) hostPID() (int, error) {
+	pid := c.pid
+	if c.p.plan.Engine.Kind == spec.Podman {
+		b, err := os.ReadFile(c.paths.PIDFile())
+		if err != nil {
+			return 0, err
+		}
+		if pid, err = strconv.Atoi(strings.TrimSpace(string(b))); err != nil {
+			return 0, err
+		}
 	}
-	b, err := os.ReadFile(c.paths.PIDFile())
-	return strings.TrimSpace(string(b)), err
+	if pid <= 0 {
+		return 0, fmt.Errorf("the engine says that the sandbox is process %d", pid)
+	}
+	return pid, nil
 }
 
 // wayHints are remedies for what a helper says, first match wins.

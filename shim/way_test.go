@@ -2,12 +2,15 @@ package shim
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"reflect"
 	"runtime"
 	"strconv"
 	"strings"
@@ -94,18 +97,10 @@ func (b box) in(f func() error) error {
 	return <-done
 }
 
-// handOver is what the helper does, without the helper: change may alter the report.
-func (b box) handOver(socket string, change func(*netpolicy.Report)) error {
-	return b.in(func() error {
-		conn, err := netpolicy.Dial(socket)
-		if err != nil {
-			return err
-		}
-		defer conn.Close()
-		sockets, report, err := netpolicy.Apply()
-		change(&report)
-		return errors.Join(err, netpolicy.Send(conn, sockets, report, err))
-	})
+// help runs the helper in the box's network namespace, as a container that shares it
+// would.
+func (b box) help(c *container) error {
+	return b.in(func() error { return exec.Command(c.paths.Helper(), spec.HelperArg, c.paths.Socket()).Run() })
 }
 
 // wayContainer is a run's container whose init has said hello.
@@ -114,6 +109,7 @@ func wayContainer(t *testing.T, way string, a Adapter) *container {
 	return &container{
 		p: &prepared{
 			plan: spec.Plan{
+				Engine: a.Engine(),
 				Egress: netpolicy.Policy{Mode: netpolicy.Open}, EgressWay: way,
 				EgressRules: strings.Split(strings.TrimSuffix(netpolicy.SandboxRules(true).Iptables(), "\n"), "\n"),
 				Image:       spec.Image{ID: "sha256:1234", Env: []string{"GODEBUG=x"}}, Limits: spec.Limits{PIDs: 1},
@@ -140,14 +136,19 @@ func putHelper(t *testing.T, c *container) {
 	write(t, c.paths.Helper(), string(b), 0o555)
 }
 
-// open calls openWay and checks that a refusal leaves nothing.
+// open makes the way and checks that a refusal leaves nothing.
 func (b box) open(t *testing.T, c *container) (netpolicy.Listeners, error) {
 	t.Helper()
 	before := openSockets(t)
-	l, err := c.openWay(t.Context(), b.cookie, b.netns)
+	w, err := c.startWay(t.Context())
+	l := netpolicy.Listeners{}
+	if err == nil {
+		l, err = w.open(t.Context(), b.cookie, b.netns)
+	}
 	if _, serr := os.Lstat(c.paths.Socket()); !errors.Is(serr, os.ErrNotExist) {
 		t.Errorf("the socket's file is left: %v", serr)
 	}
+	err = errors.Join(err, w.close())
 	if err == nil {
 		t.Cleanup(l.Close)
 		return l, nil
@@ -155,10 +156,19 @@ func (b box) open(t *testing.T, c *container) (netpolicy.Listeners, error) {
 	if !errors.Is(err, ReasonEgressSetup) || HintOf(err) == "" || l != (netpolicy.Listeners{}) {
 		t.Errorf("%+v %v, hint %q", l, err, HintOf(err))
 	}
-	for link := range openSockets(t) {
-		if !before[link] {
-			t.Errorf("%s is left open", link)
+	if d, ok := c.p.adapter.(*docker); ok && d.api != nil {
+		d.api.client.CloseIdleConnections()
+	}
+	isOld := func(link string, _ bool) bool { return before[link] }
+	left := openSockets(t)
+	for end := time.Now().Add(5 * time.Second); time.Now().Before(end); time.Sleep(time.Millisecond) {
+		left = openSockets(t)
+		if maps.DeleteFunc(left, isOld); len(left) == 0 {
+			break // the daemon's ends close by themselves
 		}
+	}
+	if len(left) > 0 {
+		t.Errorf("left open: %v", left)
 	}
 	return l, err
 }
@@ -181,7 +191,7 @@ func openSockets(t *testing.T) map[string]bool {
 
 func TestWayDirect(t *testing.T) {
 	b := newBox(t)
-	c := wayContainer(t, spec.WayDirect, &podman{runner: Exec{}})
+	c := wayContainer(t, spec.WayDirect, &podman{runner: Exec{}, engine: spec.Engine{Kind: spec.Podman}})
 	putHelper(t, c)
 	write(t, c.paths.PIDFile(), b.pid+"\n", 0o600)
 	l, err := b.open(t, c)
@@ -193,14 +203,15 @@ func TestWayDirect(t *testing.T) {
 	}
 }
 
-// TestWayDirectDocker asks the daemon for the pid.
+// TestWayDirectDocker takes the pid from the daemon's account of the container.
 func TestWayDirectDocker(t *testing.T) {
 	b := newBox(t)
 	id := strings.Repeat("ab", 32)
 	daemon := startDaemon(t, map[string]http.HandlerFunc{"/containers/" + id + "/json": answer(`{"State":{"Pid":` + b.pid + `}}`)})
-	c := wayContainer(t, spec.WayDirect, &docker{runner: Exec{}, api: newDockerAPI(daemon.socket)})
+	d := &docker{runner: Exec{}, engine: spec.Engine{Kind: spec.Docker}, api: newDockerAPI(daemon.socket)}
+	c := wayContainer(t, spec.WayDirect, d)
 	putHelper(t, c)
-	write(t, filepath.Join(c.paths.Dir, "cid"), id, 0o600)
+	c.compareInspected(d, id)
 	if _, err := b.open(t, c); err != nil {
 		t.Fatal(err)
 	}
@@ -215,14 +226,16 @@ func TestWayDirectFails(t *testing.T) {
 	}{
 		"no helper":       {func(c *container) { os.Remove(c.paths.Helper()) }, "no such file"},
 		"no pid":          {func(c *container) { os.Remove(c.paths.PIDFile()) }, "no such file"},
-		"pid 0":           {func(c *container) { write(t, c.paths.PIDFile(), "0", 0o600) }, `process "0"`},
+		"pid 0":           {func(c *container) { write(t, c.paths.PIDFile(), "0", 0o600) }, "process 0"},
+		"not a pid":       {func(c *container) { write(t, c.paths.PIDFile(), "self", 0o600) }, "invalid syntax"},
+		"no process":      {func(c *container) { write(t, c.paths.PIDFile(), gonePID(t), 0o600) }, "no such file"},
 		"another process": {func(c *container) { write(t, c.paths.PIDFile(), other.pid, 0o600) }, "is in net:["},
 		"silent helper":   {func(c *container) { fakeHelper(t, c, "exit 0") }, "hand-over refused"},
 		"failing helper":  {func(c *container) { fakeHelper(t, c, "echo why >&2; exit 3") }, "why"},
 		"no run folder":   {func(c *container) { os.RemoveAll(c.paths.Dir) }, "no such file"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			c := wayContainer(t, spec.WayDirect, &podman{runner: Exec{}})
+			c := wayContainer(t, spec.WayDirect, &podman{runner: Exec{}, engine: spec.Engine{Kind: spec.Podman}})
 			putHelper(t, c)
 			write(t, c.paths.PIDFile(), b.pid, 0o600)
 			tc.spoil(c)
@@ -240,18 +253,29 @@ func fakeHelper(t *testing.T, c *container, text string) {
 	write(t, c.paths.Helper(), "#!/bin/sh\n"+text+"\n", 0o755)
 }
 
-// TestWayUserns: the helper runs below podman unshare.
+// gonePID is the number of a process that has ended.
+func gonePID(t *testing.T) string {
+	t.Helper()
+	gone := exec.Command("true")
+	if err := gone.Run(); err != nil {
+		t.Fatal(err)
+	}
+	return strconv.Itoa(gone.Process.Pid)
+}
+
+// TestWayUserns: the helper runs below podman unshare, and begins before it is ordered.
 func TestWayUserns(t *testing.T) {
 	b := newBox(t)
 	r := script(t)
-	c := wayContainer(t, spec.WayUserns, &podman{runner: r, engine: spec.Engine{Client: "/podman"}})
-	write(t, c.paths.PIDFile(), "77\n", 0o600)
-	socket := c.paths.Socket()
+	c := wayContainer(t, spec.WayUserns, &podman{runner: r, engine: spec.Engine{Kind: spec.Podman, Client: "/podman"}})
+	putHelper(t, c)
+	write(t, c.paths.PIDFile(), b.pid+"\n", 0o600)
+	args := []string{c.paths.Helper(), "netns/2", c.paths.Socket()}
 	r.calls = []scriptedCall{{
-		argv: []string{"/podman", "unshare", "--", c.paths.Helper(), "netns/1", socket, b.netns, "77"},
+		argv: append([]string{"/podman", "unshare", "--"}, args...),
 		check: func(t *testing.T, _ Command) {
-			if err := b.handOver(socket, func(*netpolicy.Report) {}); err != nil {
-				t.Error(err)
+			if out, err := exec.Command(args[0], args[1:]...).CombinedOutput(); err != nil {
+				t.Errorf("%v %s", err, out)
 			}
 		},
 	}}
@@ -260,98 +284,169 @@ func TestWayUserns(t *testing.T) {
 	}
 }
 
-// containerCalls is a scripted run of the helper's container.
-func containerCalls(t *testing.T, b box, err error, change func(*netpolicy.Report), more ...scriptedCall) *container {
+const helperName = "agentshim-0123456789abcdef-netns"
+
+// helperDaemon is a daemon that runs the helper's container: each call is answered by
+// its status, 0 for what a daemon does.
+func helperDaemon(t *testing.T, b box, create, start, wait int, more ...scriptedCall) *container {
 	t.Helper()
-	r := script(t)
-	c := wayContainer(t, spec.WayContainer, &docker{runner: r, engine: spec.Engine{Client: "/docker", Socket: "/s"}, config: "/c"})
-	id := strings.Repeat("ab", 32)
-	write(t, filepath.Join(c.paths.Dir, "cid"), id, 0o600)
-	argv, aerr := c.p.plan.HelperArgv(c.paths, id, b.netns)
-	if aerr != nil {
-		t.Fatal(aerr)
-	}
-	run := scriptedCall{argv: c.p.adapter.Command(argv...).Argv(), err: err}
-	if change != nil {
-		run.check = func(t *testing.T, _ Command) {
-			if err := b.handOver(c.paths.Socket(), change); err != nil {
-				t.Error(err)
+	var c *container
+	ended := make(chan struct{})
+	status := func(code int, good func(w http.ResponseWriter, r *http.Request)) http.HandlerFunc {
+		return func(w http.ResponseWriter, r *http.Request) {
+			if code != 0 {
+				w.WriteHeader(code)
+				fmt.Fprint(w, `{"message":"no \u001b[31m luck"}`)
+				return
 			}
+			good(w, r)
 		}
 	}
-	r.calls = append([]scriptedCall{run}, more...)
+	daemon := startDaemon(t, map[string]http.HandlerFunc{
+		"/containers/create": status(create, func(w http.ResponseWriter, r *http.Request) {
+			var got spec.HelperContainer
+			want, err := c.p.plan.HelperContainer(c.paths, c.id())
+			if err := errors.Join(err, json.NewDecoder(r.Body).Decode(&got)); err != nil || r.Method != http.MethodPost || r.URL.Query().Get("name") != helperName || !reflect.DeepEqual(got, want) {
+				t.Errorf("%s %s: %+v, want %+v (%v)", r.Method, r.URL, got, want, err)
+			}
+			w.WriteHeader(http.StatusCreated)
+		}),
+		"/containers/" + helperName + "/start": status(start, func(w http.ResponseWriter, _ *http.Request) {
+			go func() {
+				defer close(ended)
+				_ = b.help(c)
+			}()
+			w.WriteHeader(http.StatusNoContent)
+		}),
+		"/containers/" + helperName + "/wait": status(wait, func(_ http.ResponseWriter, r *http.Request) {
+			if r.URL.Query().Get("condition") != "removed" {
+				t.Error(r.URL)
+			}
+			<-ended
+		}),
+	})
+	c = wayContainer(t, spec.WayContainer, &docker{
+		runner: script(t, more...), api: newDockerAPI(daemon.socket),
+		engine: spec.Engine{Kind: spec.Docker, Client: "/docker", Socket: "/s"}, config: "/c",
+	})
+	putHelper(t, c)
+	write(t, filepath.Join(c.paths.Dir, "cid"), strings.Repeat("ab", 32), 0o600)
 	return c
 }
 
 // removal is the call that removes the helper's container.
 var removal = scriptedCall{argv: []string{
-	"/docker", "--host", "unix:///s", "--config", "/c", "rm", "--force", "--volumes", "agentshim-0123456789abcdef-netns",
+	"/docker", "--host", "unix:///s", "--config", "/c", "rm", "--force", "--volumes", helperName,
 }}
 
 func TestWayContainer(t *testing.T) {
 	b := newBox(t)
-	if _, err := b.open(t, containerCalls(t, b, nil, func(*netpolicy.Report) {})); err != nil {
+	if _, err := b.open(t, helperDaemon(t, b, 0, 0, 0)); err != nil {
 		t.Fatal(err)
+	}
+	if _, err := newBox(t).open(t, helperDaemon(t, newBox(t), 0, 0, http.StatusNotFound)); !errors.Is(err, netpolicy.ErrHandover) && !strings.Contains(err.Error(), "not net:[") {
+		t.Errorf("another namespace, and a container that is removed already: %v", err)
 	}
 }
 
-// TestWayContainerFails: the container is removed by name, whatever the client says.
+// TestWayContainerFails: the container is removed by name, whatever the daemon says.
 func TestWayContainerFails(t *testing.T) {
 	b := newBox(t)
-	failed := failedCall(125, "docker: Error response from daemon: No such container: x\x1b[31m", "docker", "run")
-	if _, err := b.open(t, containerCalls(t, b, failed, nil, removal)); err == nil || !strings.Contains(err.Error(), "No such container") || strings.Contains(err.Error(), "\x1b") {
-		t.Errorf("%q", err)
-	}
 	stuck := removal
 	stuck.err = failedCall(1, "no answer", "docker", "rm")
-	if _, err := b.open(t, containerCalls(t, b, failed, nil, stuck)); !errors.Is(err, ReasonEngineLost) {
-		t.Error(err)
+	for name, tc := range map[string]struct {
+		create, start int
+		calls         []scriptedCall
+		want          string
+		reason        Reason
+	}{
+		"not created":     {http.StatusInternalServerError, 0, []scriptedCall{removal}, "[31m luck", ReasonEgressSetup},
+		"no image":        {http.StatusNotFound, 0, nil, "not found", ReasonEgressSetup},
+		"not started":     {0, http.StatusInternalServerError, []scriptedCall{removal}, "[31m luck", ReasonEgressSetup},
+		"and not removed": {0, http.StatusInternalServerError, []scriptedCall{stuck}, "no answer", ReasonEngineLost},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, err := b.open(t, helperDaemon(t, b, tc.create, tc.start, 0, tc.calls...))
+			if !errors.Is(err, tc.reason) || !strings.Contains(err.Error(), tc.want) || strings.Contains(err.Error(), "\x1b") {
+				t.Errorf("%q, want %s %q", err, tc.reason, tc.want)
+			}
+		})
+	}
+}
+
+// TestWayUnused: a run that ends before its sandbox is proven needs no helper, and
+// leaves none.
+func TestWayUnused(t *testing.T) {
+	for _, way := range []string{spec.WayDirect, spec.WayContainer} {
+		c := wayContainer(t, way, &podman{runner: Exec{}, engine: spec.Engine{Kind: spec.Podman}})
+		putHelper(t, c)
+		w, err := c.startWay(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := w.close(); err != nil {
+			t.Error(err)
+		}
+		if l, err := w.open(t.Context(), 1, "net:[1]"); !errors.Is(err, ReasonEgressSetup) || l != (netpolicy.Listeners{}) {
+			t.Error(err)
+		}
 	}
 }
 
 // TestWayReportDiffers: what the kernel holds is not what the plan says.
 func TestWayReportDiffers(t *testing.T) {
 	b := newBox(t)
-	c := containerCalls(t, b, nil, func(r *netpolicy.Report) {
-		r.Rules = strings.Replace(r.Rules, ":OUTPUT DROP", ":OUTPUT ACCEPT", 1)
-	})
+	c := helperDaemon(t, b, 0, 0, 0)
+	for i, line := range c.p.plan.EgressRules {
+		c.p.plan.EgressRules[i] = strings.Replace(line, ":OUTPUT DROP", ":OUTPUT ACCEPT", 1)
+	}
 	if _, err := b.open(t, c); !errors.Is(err, netpolicy.ErrReadBack) {
 		t.Error(err)
 	}
 }
 
-// TestWayHelperSaysWhy: its own words, also when the client's are others.
+// TestWayHelperSaysWhy: its own words, not its exit code's.
 func TestWayHelperSaysWhy(t *testing.T) {
 	b := newBox(t)
-	err := b.in(netpolicy.AddWay)
-	if err != nil {
+	if err := b.in(netpolicy.AddWay); err != nil {
 		t.Fatal(err)
 	}
-	c := containerCalls(t, b, failedCall(1, "Error: exit status 1", "docker", "run"), nil, removal)
-	c.p.adapter.(*docker).runner.(*scriptedRunner).calls[0].check = func(t *testing.T, _ Command) {
-		_ = b.handOver(c.paths.Socket(), func(*netpolicy.Report) {})
-	}
-	if _, err := b.open(t, c); err == nil || !strings.Contains(err.Error(), netpolicy.ErrNotFresh.Error()) {
+	if _, err := b.open(t, helperDaemon(t, b, 0, 0, 0)); err == nil || !strings.Contains(err.Error(), netpolicy.ErrNotFresh.Error()) {
 		t.Error(err)
 	}
 }
 
 func TestWayNeedsCookies(t *testing.T) {
-	c := wayContainer(t, spec.WayDirect, &podman{runner: script(t)})
-	if _, err := c.openWay(t.Context(), 0, "net:[1]"); !errors.Is(err, ReasonEgressSetup) || !strings.Contains(HintOf(err), "5.14") {
+	c := wayContainer(t, spec.WayDirect, &podman{runner: Exec{}, engine: spec.Engine{Kind: spec.Podman}})
+	putHelper(t, c)
+	w, err := c.startWay(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.open(t.Context(), 0, "net:[1]"); !errors.Is(err, ReasonEgressSetup) || !strings.Contains(HintOf(err), "5.14") {
 		t.Errorf("%v, hint %q", err, HintOf(err))
+	}
+	if err := w.close(); err != nil {
+		t.Error(err)
 	}
 }
 
-// TestWayIsBounded: a helper that hangs is ended, and so is one whose run ends.
-func TestWayIsBounded(t *testing.T) {
-	hang := Command{Path: "/bin/sleep", Args: []string{"100"}}
-	if err := runBounded(t.Context(), Exec{}, 20*time.Millisecond, hang); err == nil || !strings.Contains(err.Error(), "no end in 20ms") {
+// TestWayEndsWithItsRun: a helper that hangs is ended with the run.
+func TestWayEndsWithItsRun(t *testing.T) {
+	b := newBox(t)
+	c := wayContainer(t, spec.WayDirect, &podman{runner: Exec{}, engine: spec.Engine{Kind: spec.Podman}})
+	fakeHelper(t, c, "exec sleep 100")
+	write(t, c.paths.PIDFile(), b.pid, 0o600)
+	ctx, cancel := context.WithCancel(t.Context())
+	w, err := c.startWay(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	time.AfterFunc(20*time.Millisecond, cancel)
+	if _, err := w.open(ctx, b.cookie, b.netns); !errors.Is(err, ReasonEgressSetup) {
 		t.Error(err)
 	}
-	ctx, cancel := context.WithCancel(t.Context())
-	time.AfterFunc(20*time.Millisecond, cancel)
-	if err := runBounded(ctx, Exec{}, time.Minute, hang); !errors.Is(err, context.Canceled) {
+	if err := w.close(); err != nil {
 		t.Error(err)
 	}
 }
@@ -360,12 +455,12 @@ func TestWayIsBounded(t *testing.T) {
 // a program of agentshim's.
 func TestReclaimKnowsItsContainers(t *testing.T) {
 	for inspected, removed := range map[string]bool{
-		`/.agentshim-init ["wire/1"]`:                                      true,
-		`/.agentshim-init ["cache/1","/.agentshim-cache","1000","1000"]`:   true,
-		`/.agentshim-init ["cache/2","/.agentshim-cache","1000","1000"]`:   false,
-		`/.agentshim-netns ["netns/1","/.agentshim-netns.sock","net:[1]"]`: true,
-		`/.agentshim-netns ["netns/2","/.agentshim-netns.sock","net:[1]"]`: false,
-		`/bin/sh ["/.agentshim-netns [\"netns/1\","]`:                      false,
+		`/.agentshim-init ["wire/1"]`:                                    true,
+		`/.agentshim-init ["cache/1","/.agentshim-cache","1000","1000"]`: true,
+		`/.agentshim-init ["cache/2","/.agentshim-cache","1000","1000"]`: false,
+		`/.agentshim-netns ["netns/2","/.agentshim-netns.sock"]`:         true,
+		`/.agentshim-netns ["netns/3","/.agentshim-netns.sock"]`:         false,
+		`/bin/sh ["/.agentshim-netns [\"netns/2\","]`:                    false,
 	} {
 		prefix := []string{"/docker", "--host", "unix:///s", "--config", "/c"}
 		calls := []scriptedCall{

@@ -126,19 +126,26 @@ func (a *argv) ulimit(name string, n uint64) {
 	a.flag("ulimit", name+"="+text+":"+text)
 }
 
-// environment keeps the image's variables from init: a Go program obeys some of
-// them. Docker drops a variable that is named and not set in the client's own,
-// empty environment.
 func (a *argv) environment() {
-	a.flag("env", "PATH="+DefaultPath)
-	if a.podman {
-		return
+	for _, entry := range a.plan.initEnv() {
+		a.flag("env", entry)
 	}
-	for _, kv := range a.plan.Image.Env {
+}
+
+// initEnv keeps the image's variables from agentshim's own programs: a Go program
+// obeys some of them. Docker drops a variable that is named without a value (and, by
+// its client, not set in the client's own, empty environment).
+func (p Plan) initEnv() []string {
+	env := []string{"PATH=" + DefaultPath}
+	if p.Engine.Kind == Podman {
+		return env
+	}
+	for _, kv := range p.Image.Env {
 		if name, _, _ := strings.Cut(kv, "="); name != "PATH" {
-			a.flag("env", name)
+			env = append(env, name)
 		}
 	}
+	return env
 }
 
 func (a *argv) mounts() {

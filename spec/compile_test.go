@@ -165,11 +165,15 @@ func render(t *testing.T, p Plan) map[string]string {
 		out["rules"] = p.RulesText()
 	}
 	if p.Egress.HasGateway() && p.Engine.Kind == Docker {
-		helper, err := p.HelperArgv(SymbolicPaths, "CONTAINER_ID", "net:[4026532281]")
+		container, err := p.HelperContainer(SymbolicPaths, "CONTAINER_ID")
 		if err != nil {
 			t.Fatal(err)
 		}
-		out["helper"] = strings.Join(helper, "\n") + "\n"
+		helper, err := indent(container)
+		if err != nil {
+			t.Fatal(err)
+		}
+		out["helper.json"] = string(helper)
 	}
 	return out
 }

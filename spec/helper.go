@@ -1,8 +1,10 @@
 package spec
 
 import (
+	"fmt"
 	"path"
 	"strconv"
+	"unicode/utf8"
 )
 
 // Fixed names of the helper that makes a sandbox's way out (cmd/agentshim-netns).
@@ -11,7 +13,7 @@ const (
 	HelperPath   = "/.agentshim-netns"
 	HelperSocket = HelperPath + ".sock"
 	// HelperArg is its first argument: the hand-over's version.
-	HelperArg = "netns/1"
+	HelperArg = "netns/2"
 	// LabelHelper marks its container, which carries LabelRun too.
 	LabelHelper = "agentshim.helper"
 )
@@ -31,37 +33,77 @@ func (r RunPaths) PIDFile() string { return path.Join(r.Dir, "pid") }
 // HelperName is the name of the helper's container.
 func (r RunPaths) HelperName() string { return "agentshim-" + r.ID + "-netns" }
 
-// HelperArgv is the argument list of Docker's client for the helper's container, as
-// Argv's is for the run's own. It shares the network namespace of the container with
-// that id, may administer it and nothing else, and sees two files of the host: itself
-// and the socket. It runs from the run's own image, of which it uses nothing.
-func (p Plan) HelperArgv(run RunPaths, container, netns string) ([]string, error) {
-	a := argv{plan: p, run: run}
-	a.add("run", "--rm", "--sig-proxy=false", "--init=false", "--pull=never",
-		"--log-driver=none", "--no-healthcheck", "--stop-signal=SIGKILL")
-	a.flag("name", run.HelperName())
-	a.flag("label", LabelHelper+"="+HelperArg)
-	a.flag("label", LabelRun+"="+run.ID)
-	a.flag("network", "container:"+container)
-	a.flag("ipc", "private")
-	a.flag("cgroupns", "private")
-	a.flag("user", "0:0")
-	a.flag("cap-drop", "ALL")
-	a.flag("cap-add", "NET_ADMIN")
-	a.flag("security-opt", "no-new-privileges")
-	if p.Engine.SELinux {
-		a.flag("security-opt", "label=disable") // a confined type may not connect to the caller's socket
+// HelperContainer is the body of Docker's POST /containers/create for the helper's
+// container. It shares the network namespace of the container with that id, may
+// administer it and nothing else, and sees two files of the host: itself and the
+// socket. It runs from the run's own image, of which it uses nothing. Seccomp and the
+// rest are the daemon's defaults.
+func (p Plan) HelperContainer(run RunPaths, container string) (HelperContainer, error) {
+	h := HelperContainer{
+		Image: p.Image.ID, Entrypoint: []string{HelperPath}, Cmd: []string{HelperArg, HelperSocket},
+		User: "0:0", WorkingDir: "/", Env: p.initEnv(), StopSignal: "SIGKILL",
+		Labels: map[string]string{LabelHelper: HelperArg, LabelRun: run.ID},
 	}
-	a.add("--read-only")
-	a.helperLimits()
-	a.environment()
-	a.bind(a.ownBind(run.Helper(), HelperPath))
-	a.bind(a.ownBind(run.Socket(), HelperSocket))
-	a.flag("workdir", "/")
-	a.flag("entrypoint", HelperPath)
-	a.add("--", p.Image.ID, HelperArg, HelperSocket, netns)
-	return a.args, a.err
+	h.Healthcheck.Test = []string{"NONE"}
+	c := &h.HostConfig
+	c.NetworkMode, c.IpcMode, c.CgroupnsMode = "container:"+container, "private", "private"
+	c.CapDrop, c.CapAdd = []string{"ALL"}, []string{"NET_ADMIN"}
+	c.SecurityOpt = []string{"no-new-privileges"}
+	if p.Engine.SELinux {
+		c.SecurityOpt = append(c.SecurityOpt, "label=disable") // a confined type may not connect to the caller's socket
+	}
+	c.ReadonlyRootfs, c.AutoRemove, c.LogConfig.Type = true, true, "none"
+	if p.Limits.MemoryBytes > 0 {
+		c.Memory, c.MemorySwap = helperMemory, helperMemory
+	}
+	if p.Limits.PIDs > 0 {
+		c.PidsLimit = helperPIDs
+	}
+	c.Ulimits = []helperUlimit{{Name: "core"}}
+	for _, m := range [][2]string{{run.Helper(), HelperPath}, {run.Socket(), HelperSocket}} {
+		if !utf8.ValidString(m[0]) {
+			return HelperContainer{}, fmt.Errorf("bind %q: not valid UTF-8", m[0]) // JSON can't hold it
+		}
+		c.Mounts = append(c.Mounts, helperMount{Type: "bind", Source: m[0], Target: m[1], ReadOnly: true, BindOptions: helperBind{"rprivate"}})
+	}
+	return h, nil
 }
+
+// HelperContainer holds the fields of Docker's API that the helper's container needs.
+type HelperContainer struct {
+	Image           string
+	Entrypoint, Cmd []string
+	User            string
+	WorkingDir      string
+	Env             []string
+	Labels          map[string]string
+	StopSignal      string
+	Healthcheck     struct{ Test []string }
+	HostConfig      helperHostConfig
+}
+
+type helperHostConfig struct {
+	NetworkMode, IpcMode, CgroupnsMode string
+	CapDrop, CapAdd, SecurityOpt       []string
+	ReadonlyRootfs, AutoRemove, Init   bool
+	LogConfig                          struct{ Type string }
+	Memory, MemorySwap, PidsLimit      int64 `json:",omitempty"`
+	Ulimits                            []helperUlimit
+	Mounts                             []helperMount
+}
+
+type helperUlimit struct {
+	Name       string
+	Hard, Soft int64
+}
+
+type helperMount struct {
+	Type, Source, Target string
+	ReadOnly             bool
+	BindOptions          helperBind
+}
+
+type helperBind struct{ Propagation string }
 
 // helperLimits bounds a container of agentshim's own.
 func (a *argv) helperLimits() {

@@ -6,7 +6,8 @@
 // Command agentshim-netns makes the one way out of a sandbox's network namespace: it
 // opens the gateway's sockets there, puts the packet rules in and hands both to the
 // shim. Agentshim runs it as its child, below `podman unshare` or in a container that
-// shares the sandbox's network namespace.
+// shares the sandbox's network namespace. It waits for its order on the hand-over's
+// socket, and ends with it.
 package main
 
 import (
@@ -14,7 +15,6 @@ import (
 	"fmt"
 	"os"
 	"runtime"
-	"strconv"
 
 	"golang.org/x/sys/unix"
 
@@ -22,16 +22,16 @@ import (
 )
 
 // arg is the hand-over's version.
-const arg = "netns/1"
+const arg = "netns/2"
 
 // A network namespace is a thread's: main stays on the one it starts on.
 func init() { runtime.LockOSThread() }
 
 func main() {
-	if len(os.Args) < 4 || len(os.Args) > 5 || os.Args[1] != arg {
-		fail(errors.New("agentshim starts this: " + arg + " SOCKET NETNS [PID]"))
+	if len(os.Args) != 3 || os.Args[1] != arg {
+		fail(errors.New("agentshim starts this: " + arg + " SOCKET"))
 	}
-	if err := run(os.Args[2], os.Args[3], os.Args[4:]); err != nil {
+	if err := run(os.Args[2]); err != nil {
 		fail(err)
 	}
 }
@@ -42,23 +42,27 @@ func fail(err error) {
 }
 
 // run hands over what was opened, or the error, which is returned too.
-func run(socket, netns string, pid []string) error {
+func run(socket string) error {
 	conn, err := netpolicy.Dial(socket)
 	if err != nil {
 		return err
 	}
 	defer conn.Close()
-	sockets, report, failed := open(netns, pid)
+	order, err := netpolicy.ReadOrder(conn)
+	if err != nil {
+		return err
+	}
+	sockets, report, failed := open(order)
 	return errors.Join(failed, netpolicy.Send(conn, sockets, report, failed))
 }
 
-func open(netns string, pid []string) (netpolicy.Sockets, netpolicy.Report, error) {
+func open(o netpolicy.Order) (netpolicy.Sockets, netpolicy.Report, error) {
 	var err error
-	if len(pid) > 0 {
-		err = enter(netns, pid[0])
+	if o.PID != 0 {
+		err = enter(o.Netns, o.PID)
 	}
 	if err == nil {
-		err = checkThread(netns)
+		err = checkThread(o.Netns)
 	}
 	if err != nil {
 		return nil, netpolicy.Report{}, err
@@ -68,15 +72,12 @@ func open(netns string, pid []string) (netpolicy.Sockets, netpolicy.Report, erro
 
 // enter moves this thread into the network namespace of a process, which must be the
 // one named and not the thread's own: the number of a process that ended is used again.
-func enter(netns, pid string) error {
-	if n, err := strconv.ParseUint(pid, 10, 31); err != nil || n == 0 {
-		return fmt.Errorf("process %q", pid)
-	}
+func enter(netns string, pid int) error {
 	own, err := netpolicy.ThreadNetns()
 	if err != nil {
 		return err
 	}
-	ns, err := os.Open("/proc/" + pid + "/ns/net")
+	ns, err := os.Open(fmt.Sprintf("/proc/%d/ns/net", pid))
 	if err != nil {
 		return err
 	}
@@ -86,9 +87,9 @@ func enter(netns, pid string) error {
 	case err != nil:
 		return err
 	case found != netns:
-		return fmt.Errorf("process %s is in %s, not in %s", pid, found, netns)
+		return fmt.Errorf("process %d is in %s, not in %s", pid, found, netns)
 	case found == own:
-		return fmt.Errorf("process %s is in this program's own %s", pid, own)
+		return fmt.Errorf("process %d is in this program's own %s", pid, own)
 	}
 	if err := unix.Setns(int(ns.Fd()), unix.CLONE_NEWNET); err != nil {
 		return fmt.Errorf("setns %s: %w", netns, err)

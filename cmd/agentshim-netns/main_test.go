@@ -9,7 +9,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
-	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -44,7 +43,7 @@ func needRoot(t *testing.T) {
 
 // sandbox is a process in a network namespace of its own.
 type sandbox struct {
-	pid    string
+	pid    int
 	netns  string
 	cookie uint64
 }
@@ -61,7 +60,7 @@ func newSandbox(t *testing.T) sandbox {
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()
 	})
-	s := sandbox{pid: strconv.Itoa(cmd.Process.Pid)}
+	s := sandbox{pid: cmd.Process.Pid}
 	s.in(t, func() (err error) {
 		if s.netns, err = netpolicy.ThreadNetns(); err != nil {
 			return err
@@ -78,7 +77,7 @@ func (s sandbox) in(t *testing.T, f func() error) {
 	done := make(chan error)
 	go func() {
 		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
-		ns, err := os.Open("/proc/" + s.pid + "/ns/net")
+		ns, err := os.Open(fmt.Sprintf("/proc/%d/ns/net", s.pid))
 		if err == nil {
 			defer ns.Close()
 			err = unix.Setns(int(ns.Fd()), unix.CLONE_NEWNET)
@@ -122,15 +121,52 @@ func (s sandbox) packetRules(t *testing.T) (text string) {
 	return text
 }
 
-// helper runs the helper and returns what it said.
-func helper(args ...string) (string, error) {
-	cmd := exec.Command("/proc/self/exe", args...)
-	cmd.Env = []string{"GODEBUG=netdns=1", "GOMAXPROCS=1"}
+// helped is what one run of the helper came to.
+type helped struct {
+	said      string
+	listeners netpolicy.Listeners
+	report    netpolicy.Report
+	// exit is the helper's, err the hand-over's.
+	exit, err error
+}
+
+// help runs the helper, below a program that prefix names, gives it the order and
+// takes what it hands over.
+func help(t *testing.T, cookie uint64, order netpolicy.Order, prefix ...string) (h helped) {
+	t.Helper()
+	socket, l := listen(t)
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	argv := append(prefix, self, arg, socket)
+	cmd := exec.Command(argv[0], argv[1:]...)
+	cmd.Env = []string{"GODEBUG=netdns=1", "GOMAXPROCS=1", "PATH=" + os.Getenv("PATH")}
 	var said bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &said, &said
-	err := cmd.Run()
-	return said.String(), err
+	if err := cmd.Start(); err != nil {
+		t.Error(err)
+		return helped{err: err}
+	}
+	defer func() {
+		h.exit = cmd.Wait()
+		h.said = said.String()
+	}()
+	p, err := netpolicy.AcceptPeer(l, time.Second)
+	if err != nil {
+		return helped{err: err}
+	}
+	defer p.Close()
+	if err := p.Order(order, time.Second); err != nil {
+		return helped{err: err}
+	}
+	h.listeners, h.report, h.err = p.Receive(cookie, time.Second)
+	t.Cleanup(h.listeners.Close)
+	h.err = errors.Join(h.err, p.AwaitEnd(time.Second))
+	return h
 }
+
+func (s sandbox) order() netpolicy.Order { return netpolicy.Order{Netns: s.netns, PID: s.pid} }
 
 func listen(t *testing.T) (string, *net.UnixListener) {
 	t.Helper()
@@ -155,19 +191,14 @@ func TestManyAtOnce(t *testing.T) {
 	var all sync.WaitGroup
 	for i := range many {
 		s := newSandbox(t)
-		socket, l := listen(t)
 		all.Go(func() {
-			if said, err := helper(arg, socket, s.netns, s.pid); err != nil || said != "" {
-				t.Errorf("%d: %v %s", i, err, said)
-			}
-			listeners, report, err := netpolicy.Receive(l, s.cookie, time.Second)
-			if err != nil {
-				t.Errorf("%d: %v", i, err)
+			h := help(t, s.cookie, s.order())
+			if err := errors.Join(h.exit, h.err); err != nil || h.said != "" {
+				t.Errorf("%d: %v %s", i, err, h.said)
 				return
 			}
-			defer listeners.Close()
-			if report.Rules != netpolicy.SandboxRules(true).Iptables() || report.Netns != s.netns {
-				t.Errorf("%d: %+v", i, report)
+			if h.report.Rules != netpolicy.SandboxRules(true).Iptables() || h.report.Netns != s.netns {
+				t.Errorf("%d: %+v", i, h.report)
 			}
 			if text := s.packetRules(t); strings.Count(text, "agentshim filter") != 2 {
 				t.Errorf("%d: %s", i, text)
@@ -193,32 +224,25 @@ func TestRefused(t *testing.T) {
 	if err := gone.Run(); err != nil {
 		t.Fatal(err)
 	}
-	self := strconv.Itoa(os.Getpid())
+	self := os.Getpid()
 	here, err := packetRules()
 	if err != nil {
 		t.Fatal(err)
 	}
-	for name, args := range map[string][]string{
-		"its own namespace":         {own, self},
-		"a process here":            {s.netns, self},
-		"another namespace":         {s.netns, other.pid},
-		"no namespace":              {"", s.pid},
-		"process 0":                 {s.netns, "0"},
-		"no process":                {s.netns, ""},
-		"a path":                    {s.netns, "../" + s.pid},
-		"self":                      {s.netns, "self"},
-		"a process that ended":      {s.netns, strconv.Itoa(gone.Process.Pid)},
-		"not in it without process": {s.netns},
+	for name, order := range map[string]netpolicy.Order{
+		"its own namespace":         {Netns: own, PID: self},
+		"a process here":            {Netns: s.netns, PID: self},
+		"another namespace":         {Netns: s.netns, PID: other.pid},
+		"a process that ended":      {Netns: s.netns, PID: gone.Process.Pid},
+		"not in it without process": {Netns: s.netns},
 	} {
 		t.Run(name, func(t *testing.T) {
-			socket, l := listen(t)
-			said, err := helper(append([]string{arg, socket}, args...)...)
-			if err == nil || !strings.HasPrefix(said, "agentshim-netns: ") {
-				t.Errorf("%v %q", err, said)
+			h := help(t, s.cookie, order)
+			if h.exit == nil || !strings.HasPrefix(h.said, "agentshim-netns: ") {
+				t.Errorf("%v %q", h.exit, h.said)
 			}
-			listeners, report, err := netpolicy.Receive(l, s.cookie, time.Second)
-			if err != nil || report.Error == "" || !strings.Contains(said, report.Error) || listeners != (netpolicy.Listeners{}) {
-				t.Errorf("%+v %v, said %q", report, err, said)
+			if h.err != nil || h.report.Error == "" || !strings.Contains(h.said, h.report.Error) || h.listeners != (netpolicy.Listeners{}) {
+				t.Errorf("%+v", h)
 			}
 			for _, b := range []sandbox{s, other} {
 				if text := b.packetRules(t); text != "" {
@@ -227,24 +251,47 @@ func TestRefused(t *testing.T) {
 			}
 		})
 	}
+	for name, order := range map[string]netpolicy.Order{"no namespace": {PID: s.pid}, "no such process": {Netns: s.netns, PID: -1}} {
+		if h := help(t, s.cookie, order); h.exit == nil || h.err == nil || !strings.Contains(h.said, "order") {
+			t.Errorf("%s: %+v", name, h)
+		}
+	}
 	if after, err := packetRules(); err != nil || after != here {
 		t.Errorf("the host's rules changed: %v\n%s\n%s", err, here, after)
 	}
-	socket, _ := listen(t)
-	if said, err := helper(arg, socket, s.netns, s.pid); err != nil {
-		t.Errorf("control: %v %s", err, said)
+	if h := help(t, s.cookie, s.order()); errors.Join(h.exit, h.err) != nil {
+		t.Errorf("control: %+v", h)
+	}
+}
+
+// TestWithoutOrder: a shim that is gone leaves no helper behind, and no rule.
+func TestWithoutOrder(t *testing.T) {
+	socket, l := listen(t)
+	cmd := exec.Command("/proc/self/exe", arg, socket)
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	p, err := netpolicy.AcceptPeer(l, time.Second)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := p.AwaitEnd(20 * time.Millisecond); err == nil {
+		t.Error("it doesn't wait for its order")
+	}
+	p.Close()
+	if err := cmd.Wait(); err == nil {
+		t.Error("it ended well without an order")
 	}
 }
 
 // TestTwice: who has a way out already gets no second one.
 func TestTwice(t *testing.T) {
 	s := newSandbox(t)
-	socket, _ := listen(t)
-	if said, err := helper(arg, socket, s.netns, s.pid); err != nil {
-		t.Fatal(err, said)
+	if h := help(t, s.cookie, s.order()); errors.Join(h.exit, h.err) != nil {
+		t.Fatalf("%+v", h)
 	}
-	if said, err := helper(arg, socket, s.netns, s.pid); err == nil || !strings.Contains(said, netpolicy.ErrNotFresh.Error()) {
-		t.Errorf("%v %q", err, said)
+	if h := help(t, s.cookie, s.order()); h.exit == nil || !strings.Contains(h.report.Error, netpolicy.ErrNotFresh.Error()) {
+		t.Errorf("%+v", h)
 	}
 }
 
@@ -252,35 +299,20 @@ func TestTwice(t *testing.T) {
 // a container that shares it, and needs CAP_NET_ADMIN only.
 func TestInside(t *testing.T) {
 	s := newSandbox(t)
-	socket, l := listen(t)
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
+	h := help(t, s.cookie, netpolicy.Order{Netns: s.netns},
+		"nsenter", fmt.Sprintf("--net=/proc/%d/ns/net", s.pid), "setpriv", "--bounding-set", "-all,+net_admin",
+		"--inh-caps", "-all,+net_admin", "--ambient-caps", "-all,+net_admin", "--no-new-privs", "--securebits", "+noroot")
+	if errors.Join(h.exit, h.err) != nil {
+		t.Fatalf("%+v", h)
 	}
-	cmd := exec.Command("nsenter", "--net=/proc/"+s.pid+"/ns/net", "setpriv", "--bounding-set", "-all,+net_admin",
-		"--inh-caps", "-all,+net_admin", "--ambient-caps", "-all,+net_admin", "--no-new-privs", "--securebits", "+noroot",
-		self, arg, socket, s.netns)
-	if said, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("%v %s", err, said)
-	}
-	listeners, _, err := netpolicy.Receive(l, s.cookie, time.Second)
-	if err != nil {
-		t.Fatal(err)
-	}
-	listeners.Close()
 }
 
 // TestNoSocket: there is nobody to tell but the caller.
 func TestNoSocket(t *testing.T) {
-	s := newSandbox(t)
-	if said, err := helper(arg, filepath.Join(t.TempDir(), "none"), s.netns, s.pid); err == nil || !strings.Contains(said, "no such file") {
-		t.Errorf("%v %q", err, said)
-	}
-	if text := s.packetRules(t); text != "" {
-		t.Errorf("rules: %s", text)
-	}
-	for _, args := range [][]string{{arg}, {arg, "a", "b", "c", "d"}} {
-		if said, err := helper(args...); err == nil || !strings.Contains(said, arg) {
+	for want, args := range map[string][]string{
+		"no such file": {arg, filepath.Join(t.TempDir(), "none")}, arg: {arg}, "agentshim starts this": {arg, "a", "b"},
+	} {
+		if said, err := exec.Command("/proc/self/exe", args...).CombinedOutput(); err == nil || !strings.Contains(string(said), want) {
 			t.Errorf("%q: %v %q", args, err, said)
 		}
 	}

@@ -463,7 +463,12 @@ func serveSandbox(dir string, cookie uint64, policy netpolicy.Policy) error {
 	if err := out.Encode(answer{Text: "listening"}); err != nil {
 		return err
 	}
-	listeners, report, err := netpolicy.Receive(socket, cookie, time.Minute)
+	peer, err := netpolicy.AcceptPeer(socket, time.Minute)
+	if err != nil {
+		return err
+	}
+	defer peer.Close()
+	listeners, report, err := peer.Receive(cookie, time.Minute)
 	if err != nil || report.Error != "" {
 		return fmt.Errorf("hand-over: %s %w", report.Error, err)
 	}
