@@ -35,6 +35,7 @@ type podman struct {
 	hintIgnored   string
 	nofile, nproc uint64
 	lacking       []string
+	images        imageCache
 }
 
 func (p *podman) Engine() spec.Engine                { return p.engine }
@@ -175,9 +176,11 @@ type podmanInfo struct {
 		} `json:"security"`
 	} `json:"host"`
 	Store struct {
-		GraphRoot  string `json:"graphRoot"`
-		RunRoot    string `json:"runRoot"`
-		VolumePath string `json:"volumePath"`
+		GraphDriverName string         `json:"graphDriverName"`
+		GraphOptions    map[string]any `json:"graphOptions"`
+		GraphRoot       string         `json:"graphRoot"`
+		RunRoot         string         `json:"runRoot"`
+		VolumePath      string         `json:"volumePath"`
 	} `json:"store"`
 	Version struct {
 		Version string `json:"Version"`
@@ -260,7 +263,7 @@ func mapped(ranges []idMapping) uint32 {
 
 // podmanKey names everything that `podman info` depends on but the runtime's file.
 func podmanKey(o ProbeOptions, client string, env []string) string {
-	parts := append([]string{"podman 1", strconv.Itoa(o.callerUID()), identity(o.path(client))}, env...)
+	parts := append([]string{"podman 2", strconv.Itoa(o.callerUID()), identity(o.path(client))}, env...)
 	for _, file := range podmanFiles(o) {
 		parts = append(parts, identity(o.path(file)))
 	}
@@ -318,7 +321,7 @@ func newPodman(ctx context.Context, o ProbeOptions, client string, info podmanIn
 		return nil, err
 	}
 	p := &podman{
-		runner: o.Runner, env: podmanEnv(o, client), hintIgnored: ignoredHint(o),
+		runner: o.Runner, env: podmanEnv(o, client), hintIgnored: ignoredHint(o), images: newImageCache(o, client, info),
 		engine: spec.Engine{
 			Kind: spec.Podman, Client: client, Version: info.Version.Version,
 			Rootless:       info.Host.Security.Rootless,

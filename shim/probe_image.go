@@ -367,6 +367,18 @@ func (p *podman) InspectImage(ctx context.Context, ref string) (spec.Image, erro
 	if err := checkRef(ref); err != nil {
 		return spec.Image{}, err
 	}
+	key := p.images.key() // before the look: a change during it makes another key
+	if image, ok := p.images.get(key, ref); ok {
+		return image, nil
+	}
+	image, err := p.inspectImage(ctx, ref)
+	if err == nil {
+		p.images.put(key, image)
+	}
+	return image, err
+}
+
+func (p *podman) inspectImage(ctx context.Context, ref string) (spec.Image, error) {
 	out, err := p.runner.Run(ctx, p.Command("image", "inspect", "--", ref))
 	if err != nil {
 		return spec.Image{}, p.inspectError(ctx, ref, err)
