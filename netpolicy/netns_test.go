@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"reflect"
 	"runtime"
 	"strings"
 	"syscall"
@@ -277,8 +278,8 @@ func TestIPv6IsClosed(t *testing.T) {
 	}
 }
 
-// TestApplyIsExact: applying again changes nothing, foreign tables stay, and a rule
-// that somebody added is noticed.
+// TestApplyIsExact: applying again is refused and changes nothing, foreign tables stay,
+// and a rule that somebody added is noticed.
 func TestApplyIsExact(t *testing.T) {
 	inNetns(t, func() {
 		conn, err := nftables.New()
@@ -292,11 +293,15 @@ func TestApplyIsExact(t *testing.T) {
 			return
 		}
 		rules := OpenRules(5353, 8080)
-		for range 2 {
-			if err := ApplyNftables(rules); err != nil {
-				t.Error(err)
-				return
-			}
+		if err := ApplyNftables(rules); err != nil {
+			t.Error(err)
+			return
+		}
+		if err := ApplyNftables(OpenRules(5354, 8081)); !errors.Is(err, unix.EEXIST) {
+			t.Errorf("a second time: %v", err)
+		}
+		if got, err := ReadNftables(rules); err != nil || !reflect.DeepEqual(got, rules) {
+			t.Errorf("after it %+v %v", got, err)
 		}
 		tables, err := conn.ListTables()
 		if err != nil || len(tables) != 3 {

@@ -31,7 +31,8 @@ var nftHook = map[string]struct {
 }
 
 // ApplyNftables puts the rules into the thread's network namespace, in one
-// transaction, and reads them back. An earlier set of agentshim's own is replaced.
+// transaction, and reads them back. An earlier set of agentshim's own is EEXIST and
+// stays as it is.
 func ApplyNftables(r Ruleset) error {
 	conn, err := nftables.New()
 	if err != nil {
@@ -57,15 +58,14 @@ func ApplyNftables(r Ruleset) error {
 	return nil
 }
 
-// addTable replaces agentshim's own table of the family.
+// addTable makes agentshim's own table of the family. A transaction that deletes one
+// waits for an RCU grace period, which is most of its time.
 func addTable(conn *nftables.Conn, six bool) *nftables.Table {
 	t := &nftables.Table{Name: nftTable, Family: nftables.TableFamilyIPv4}
 	if six {
 		t.Family = nftables.TableFamilyIPv6
 	}
-	conn.AddTable(t) // so that the deletion finds one
-	conn.DelTable(t)
-	return conn.AddTable(t)
+	return conn.CreateTable(t)
 }
 
 func addChain(conn *nftables.Conn, t *nftables.Table, c Chain) {
