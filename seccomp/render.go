@@ -69,6 +69,9 @@ func (p *Policy) Profile() []byte {
 	return buf.Bytes()
 }
 
+// Target is what the policy was compiled for.
+func (p *Policy) Target() Target { return p.target }
+
 // Digest returns the SHA-256 of Profile in hexadecimal.
 func (p *Policy) Digest() string {
 	sum := sha256.Sum256(p.Profile())

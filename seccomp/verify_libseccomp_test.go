@@ -16,7 +16,8 @@ import (
 func TestVerify(t *testing.T) {
 	for name, target := range targets {
 		t.Run(name, func(t *testing.T) {
-			if err := Verify(mustCompile(t, target)); err != nil {
+			helper, err := Helper(target)
+			if err := errors.Join(err, Verify(helper), Verify(mustCompile(t, target))); err != nil {
 				t.Error(err)
 			}
 		})

@@ -21,7 +21,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/agentshim/agentshim/harness"
 	"github.com/agentshim/agentshim/netpolicy"
+	"github.com/agentshim/agentshim/seccomp"
 	"github.com/agentshim/agentshim/spec"
 )
 
@@ -106,10 +108,14 @@ func (b box) help(c *container) error {
 // wayContainer is a run's container whose init has said hello.
 func wayContainer(t *testing.T, way string, a Adapter) *container {
 	t.Helper()
+	policy, err := seccomp.Compile(harness.Seccomp{}, seccomp.Target{Arch: runtime.GOARCH, Docker: true})
+	if err != nil {
+		t.Fatal(err)
+	}
 	return &container{
 		p: &prepared{
 			plan: spec.Plan{
-				Engine: a.Engine(),
+				Engine: a.Engine(), Seccomp: policy,
 				Egress: netpolicy.Policy{Mode: netpolicy.Open}, EgressWay: way,
 				EgressRules: strings.Split(strings.TrimSuffix(netpolicy.SandboxRules(true).Iptables(), "\n"), "\n"),
 				Image:       spec.Image{ID: "sha256:1234", Env: []string{"GODEBUG=x"}}, Limits: spec.Limits{PIDs: 1},

@@ -1,10 +1,14 @@
 package spec
 
 import (
+	"bytes"
+	"encoding/json"
 	"fmt"
 	"path"
 	"strconv"
 	"unicode/utf8"
+
+	"github.com/agentshim/agentshim/seccomp"
 )
 
 // Fixed names of the helper that makes a sandbox's way out (cmd/agentshim-netns).
@@ -36,8 +40,8 @@ func (r RunPaths) HelperName() string { return "agentshim-" + r.ID + "-netns" }
 // HelperContainer is the body of Docker's POST /containers/create for the helper's
 // container. It shares the network namespace of the container with that id, may
 // administer it and nothing else, and sees two files of the host: itself and the
-// socket. It runs from the run's own image, of which it uses nothing. Seccomp and the
-// rest are the daemon's defaults.
+// socket. It runs from the run's own image, of which it uses nothing, under a system
+// call policy of its own. The rest is the daemon's defaults.
 func (p Plan) HelperContainer(run RunPaths, container string) (HelperContainer, error) {
 	h := HelperContainer{
 		Image: p.Image.ID, Entrypoint: []string{HelperPath}, Cmd: []string{HelperArg, HelperSocket},
@@ -48,7 +52,15 @@ func (p Plan) HelperContainer(run RunPaths, container string) (HelperContainer, 
 	c := &h.HostConfig
 	c.NetworkMode, c.IpcMode, c.CgroupnsMode = "container:"+container, "private", "private"
 	c.CapDrop, c.CapAdd = []string{"ALL"}, []string{"NET_ADMIN"}
-	c.SecurityOpt = []string{"no-new-privileges"}
+	policy, err := seccomp.Helper(p.Seccomp.Target())
+	if err != nil {
+		return HelperContainer{}, err
+	}
+	var profile bytes.Buffer
+	if err := json.Compact(&profile, policy.Profile()); err != nil {
+		return HelperContainer{}, err
+	}
+	c.SecurityOpt = []string{"no-new-privileges", "seccomp=" + profile.String()}
 	if p.Engine.SELinux {
 		c.SecurityOpt = append(c.SecurityOpt, "label=disable") // a confined type may not connect to the caller's socket
 	}
