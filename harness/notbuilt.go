@@ -15,8 +15,6 @@ var missingFeatures = []missing{
 	given("$.fallback", "", func(h *Harness) bool { return len(h.Fallback) > 0 }),
 	given("$.fallbackOn", "", func(h *Harness) bool { return len(h.FallbackOn) > 0 }),
 	given("$.workspace.git", `leave it out or write "none"`, func(h *Harness) bool { return h.workspace().Git != "" && h.workspace().Git != "none" }),
-	given("$.workspace.protect", "", func(h *Harness) bool { return len(h.workspace().Protect) > 0 }),
-	given("$.workspace.hide", "", func(h *Harness) bool { return len(h.workspace().Hide) > 0 }),
 	each("$.home.files", ".writeBack", "", func(h *Harness) int { return len(h.Home.Files) }, func(h *Harness, i int) bool { return h.Home.Files[i].WriteBack }),
 	given("$.caCertificates", "", func(h *Harness) bool { return len(h.CACertificates) > 0 }),
 	given("$.egress.mode", "write deny-all, allow-list or open", func(h *Harness) bool { return h.Egress.Mode == "network" }),

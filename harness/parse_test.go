@@ -399,8 +399,6 @@ func TestNotBuilt(t *testing.T) {
 		{"$.fallbackOn", with(`"fallbackOn":[75]`)},
 		{"$.workspace.git", with(`"workspace":{"source":".","git":"private"}`)},
 		{"$.workspace.git", with(`"workspace":{"source":".","git":"shared"}`)},
-		{"$.workspace.protect", with(`"workspace":{"source":".","protect":["a"]}`)},
-		{"$.workspace.hide", with(`"workspace":{"source":".","hide":["a"]}`)},
 		{"$.home.files[0].writeBack", with(`"home":{"files":[{"source":"a","target":"a","writeBack":true}]}`)},
 		{"$.caCertificates", with(`"caCertificates":["a.pem"]`)},
 		{"$.egress.mode", with(`"egress":{"mode":"network"}`)},

@@ -266,11 +266,28 @@ func (c *checker) workspace() {
 		c.fault("$.workspace.source", nil, "needed and not given", `write "." for the file's own folder`)
 	}
 	c.source("$.workspace.source", w.Source)
+	c.withoutWorkspace()
 	if pathFault(w.Target) == "" && !anchored(w.Target) {
 		c.fault("$.workspace.target", w.Target, "must be absolute", `write "/`+path.Clean(w.Target)+`"`)
 		return
 	}
 	w.Target = c.target("$.workspace.target", w.Target)
+}
+
+// withoutWorkspace: what says something of a workspace's files needs one.
+func (c *checker) withoutWorkspace() {
+	w := c.h.Workspace
+	if w.Mode != "none" {
+		return
+	}
+	for _, f := range []struct {
+		at   string
+		list []string
+	}{{"$.workspace.protect", w.Protect}, {"$.workspace.hide", w.Hide}} {
+		if len(f.list) > 0 {
+			c.fault(f.at, nil, "has no effect where workspace.mode is none", "remove it, or choose another mode")
+		}
+	}
 }
 
 // mountList judges the mounts. Two on one target would hide one of them: engines

@@ -174,7 +174,7 @@ func checkPhases(t *testing.T, rec shim.Record, wall time.Duration) {
 			t.Errorf("the harness slept for 200 ms, its phase took %d µs", p.Micros)
 		}
 	}
-	if want := []string{"probe", "inputs", "plan", "prepare", "start", "prove", "launch", "harness", "end"}; !slices.Equal(names, want) {
+	if want := []string{"probe", "inputs", "plan", "prepare", "start", "prove", "launch", "harness", "end", "planted"}; !slices.Equal(names, want) {
 		t.Errorf("phases %q, want %q", names, want)
 	}
 	if sum > wall || sum < wall/2 {

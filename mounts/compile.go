@@ -43,8 +43,8 @@ const (
 //
 // It guarantees that no mount it returns makes an engine create anything in a
 // host folder. It does not guarantee that a source is still what Probe saw: the
-// attestation compares Dev and Ino with what init sees. Files of home.files
-// and the engine's own mounts are not its business.
+// attestation compares Dev and Ino with what init sees. What the guards hold is said
+// at Guards. Files of home.files and the engine's own mounts are not its business.
 func Compile(h harness.Harness, f Facts, t Target) (Set, error) {
 	var ps problems
 	asked := targets(h, f.Home)
@@ -68,16 +68,24 @@ func Compile(h harness.Harness, f Facts, t Target) (Set, error) {
 	ps.add(sumProblem(all, t))
 	caches, cacheProblems := caches(h, f, t)
 	ps = append(ps, cacheProblems...)
+	guards, err := guardPaths(h, f)
+	if err != nil {
+		ps = append(ps, err)
+	}
 	if err := ps.join(); err != nil {
 		return Set{}, err
 	}
-	set := Set{Mounts: all, Caches: caches}
+	set := Set{Mounts: all, Caches: caches, Guards: guards}
 	hostBinds := binds(h, f.Home)
 	for _, b := range hostBinds {
 		set.Mounts = append(set.Mounts, bindMount(b, f.Sources[b.key], t))
 	}
 	for _, c := range caches {
 		set.Mounts = append(set.Mounts, c.mount(t))
+	}
+	set.Warnings = warnings(h, f, t, hostBinds)
+	if err := set.guard(h, f); err != nil {
+		return Set{}, err
 	}
 	// A parent's path is a prefix of its children's, so it sorts before them.
 	slices.SortFunc(set.Mounts, func(a, b Mount) int { return strings.Compare(a.Target, b.Target) })
@@ -86,8 +94,41 @@ func Compile(h harness.Harness, f Facts, t Target) (Set, error) {
 			set.BindNoExec = append(set.BindNoExec, m.Target)
 		}
 	}
-	set.Warnings = warnings(h, f, t, hostBinds)
 	return set, nil
+}
+
+// guardPaths are those of h's workspace that need anything done: where it is read-only,
+// what is hidden; in a copy, of which nothing reaches the host by itself, what the file
+// names.
+func guardPaths(h harness.Harness, f Facts) ([]GuardPath, error) {
+	root, ok := Workspace(h, f)
+	if !ok {
+		return nil, nil
+	}
+	paths, err := GuardPaths(*h.Workspace, root.Path, f.Own)
+	switch h.Workspace.Mode {
+	case "writable":
+		return paths, err
+	case "copy":
+		return slices.DeleteFunc(paths, func(g GuardPath) bool { return !g.Hide && !g.named() }), err
+	}
+	return slices.DeleteFunc(paths, func(g GuardPath) bool { return !g.Hide }), err
+}
+
+// guard adds the workspace's guards to its mounts.
+func (s *Set) guard(h harness.Harness, f Facts) error {
+	s.Warnings = append(s.Warnings, OwnWarnings(f.Own, s.Mounts)...)
+	i := slices.IndexFunc(s.Mounts, func(m Mount) bool { return m.Why == WhyWorkspace })
+	if i < 0 || len(s.Guards) == 0 {
+		return nil
+	}
+	root, _ := Workspace(h, f)
+	if f.Guards == nil {
+		return &Problem{Path: "$.workspace", Value: root.Path, Reason: "nothing is known about its guarded paths", Remedy: "they have to be probed first", Kind: ErrSource}
+	}
+	guards, err := Guards(s.Mounts[i], root.Path, s.Guards, f.Guards, slices.Delete(slices.Clone(s.Mounts), i, i+1))
+	s.Mounts, s.Warnings = append(s.Mounts, guards.Mounts...), append(s.Warnings, guards.Warnings...)
+	return err
 }
 
 func modeProblem(h harness.Harness) *Problem {
@@ -138,7 +179,7 @@ func targetProblem(b bind, all []bind, fixed []Mount, t Target) *Problem {
 	if reason := unportable(b.target); reason != "" {
 		return refuse(at, b.target, reason, "choose another target")
 	}
-	if strings.ContainsFunc(b.target, func(r rune) bool { return r < ' ' || r == 0x7f }) {
+	if hasControl(b.target) {
 		return refuse(at, b.target, "it holds a control character", "choose another target")
 	}
 	for _, dir := range kernelTargets {
@@ -166,6 +207,10 @@ func targetProblem(b bind, all []bind, fixed []Mount, t Target) *Problem {
 		}
 	}
 	return nil
+}
+
+func hasControl(s string) bool {
+	return strings.ContainsFunc(s, func(r rune) bool { return r < ' ' || r == 0x7f })
 }
 
 func tmpfsCollision(b bind, fixed []Mount) *Problem {

@@ -48,6 +48,7 @@ func facts(edit func(*Facts)) Facts {
 		Protected: []string{"/var/lib/docker", "/srv/state/agentshim"},
 		HomeRoots: []string{"/accounts/eve", "/home/me"},
 		Nested:    map[string]string{},
+		Guards:    GuardFacts{},
 	}
 	if edit != nil {
 		edit(&f)
@@ -129,6 +130,23 @@ func TestCompileGolden(t *testing.T) {
 			f.Nested = map[string]string{"/src/proj/vendor/data": NodeDir, "/src/proj/sub": NodeDir}
 			f.Sources["/home/me/sets"] = Source{Path: "/mnt/sets", Dir: true, NoExec: true, GroupOnly: true, GID: 77}
 		}), nil},
+		{"guards", base(func(h *harness.Harness) {
+			writable(h)
+			h.Workspace.Protect, h.Workspace.Hide = []string{"deploy/keys.toml", "absent"}, []string{".env", "deploy/secrets", "deploy/data/key"}
+			h.Mounts = []harness.Mount{{Source: "/data", Target: "deploy/data"}, {Source: "./sub", Target: "/sub", Writable: true}}
+		}), facts(func(f *Facts) {
+			f.Nested = map[string]string{"/src/proj/deploy/data": NodeDir}
+			f.Guards = guardFacts(".vscode/tasks.json", "deploy/keys.toml", ".env", "deploy/secrets/", "deploy/data/key", "harness.json", "sub/task.md")
+			f.Own = []OwnFile{
+				{"/src/proj/harness.json", "$", "it says what the agent may"}, {"/elsewhere/x.env", "$.envFiles[0]", "it is read for every run"},
+			}
+		}), nil},
+		{"guards-copy", base(func(h *harness.Harness) {
+			h.Workspace.Mode, h.Workspace.Protect, h.Workspace.Hide = "copy", []string{"deploy/keys.toml"}, []string{".env"}
+		}), facts(func(f *Facts) { f.Guards = guardFacts(".envrc@", "deploy/keys.toml", ".env", ".vscode/tasks.json") }), nil},
+		{"guards-read-only", base(func(h *harness.Harness) {
+			h.Workspace.Protect, h.Workspace.Hide = []string{"deploy"}, []string{".env", "deploy/secrets"}
+		}), facts(func(f *Facts) { f.Guards = guardFacts(".envrc@", "deploy/secrets/", ".env") }), nil},
 		{"image-volumes", base(nil), facts(nil), func(t *Target) {
 			t.ImageVolumes = []string{"/var/lib/db", "/tmp", "/workspace", "/cache", "/cache", "/cache/sub"}
 		}},
@@ -170,6 +188,41 @@ func golden(t *testing.T, file string, set Set) {
 	}
 	if diff := cmp.Diff(string(want), string(got)); diff != "" {
 		t.Errorf("%s (-want +got):\n%s", file, diff)
+	}
+}
+
+// TestCompileGuards: what can't be guarded is refused with everything else, and so is
+// a workspace whose paths nobody looked at.
+func TestCompileGuards(t *testing.T) {
+	named := func(h *harness.Harness) {
+		h.Workspace.Mode, h.Workspace.Protect = "writable", []string{"../x"}
+		h.Mounts = []harness.Mount{{Source: "/data", Target: "/proc/x"}}
+	}
+	_, err := Compile(base(named), facts(nil), target(true))
+	wantProblem(t, err, "$.workspace.protect[0]", ErrRefused)
+	wantProblem(t, err, "$.mounts[0].target", ErrRefused)
+	for name, edit := range map[string]func(*harness.Harness){
+		"writable": func(h *harness.Harness) { h.Workspace.Mode = "writable" },
+		"hidden":   func(h *harness.Harness) { h.Workspace.Hide = []string{".env"} },
+	} {
+		t.Run(name, func(t *testing.T) {
+			if _, err := Compile(base(edit), facts(func(f *Facts) { f.Guards = nil }), target(true)); !errors.Is(err, ErrSource) {
+				t.Errorf("not looked at: %v", err)
+			}
+			link := facts(func(f *Facts) { f.Guards = guardFacts(".env@", ".envrc@") })
+			if _, err := Compile(base(edit), link, target(true)); !errors.Is(err, ErrRefused) {
+				t.Errorf("a link: %v", err)
+			}
+		})
+	}
+	shown := func(h *harness.Harness) {
+		h.Workspace.Mode, h.Workspace.Hide = "copy", []string{"sub"}
+		h.Mounts = []harness.Mount{{Source: "./sub", Target: "/x"}}
+	}
+	_, err = Compile(base(shown), facts(func(f *Facts) { f.Guards = guardFacts("sub/") }), target(true))
+	wantProblem(t, err, "$.workspace.hide[0]", ErrRefused)
+	if _, err := Compile(base(nil), facts(func(f *Facts) { f.Guards = nil }), target(true)); err != nil {
+		t.Errorf("control, read-only and nothing hidden: %v", err)
 	}
 }
 

@@ -102,6 +102,9 @@ type GuardPath struct {
 	Reason string `json:"reason"`
 }
 
+// named says that the file lists the path, other than agentshim's own files.
+func (g GuardPath) named() bool { return strings.HasPrefix(g.JSON, "$.workspace.") }
+
 // GuardPaths lists what w protects and hides, defaults and own files with it, sorted,
 // each path once: hidden goes before protected, named before default. root is the
 // workspace's real path. Every refusal is reported at once, each a *Problem that is
@@ -126,7 +129,11 @@ func GuardPaths(w harness.Workspace, root string, own []OwnFile) ([]GuardPath, e
 			continue
 		}
 		g := GuardPath{Rel: strings.TrimPrefix(o.Path[len(root):], "/"), JSON: o.JSON, Reason: o.Reason}
-		if reason := unportable(g.Rel); reason != "" {
+		reason := unportable(g.Rel)
+		if reason == "" && hasControl(g.Rel) {
+			reason = "it holds a control character"
+		}
+		if reason != "" {
 			ps.add(refuse(g.JSON, g.Rel, "the engines can't take this path, so it can't be protected: "+reason, "rename it, or keep it outside the workspace"))
 			continue
 		}
@@ -175,7 +182,7 @@ func relProblem(at, raw string) *Problem {
 		return refuse(at, raw, "patterns are not expanded, and this would match nothing", "name each path, or the folder they lie in")
 	case unportable(raw) != "":
 		return refuse(at, raw, "the engines can't take this path: "+unportable(raw), "rename it")
-	case strings.ContainsFunc(raw, func(r rune) bool { return r < ' ' || r == 0x7f }):
+	case hasControl(raw):
 		return refuse(at, raw, "it holds a control character", "rename it")
 	case len(parts) > maxGuardDepth:
 		return refuse(at, raw, fmt.Sprintf("it is more than %d folders deep", maxGuardDepth), "name a folder above it")
@@ -227,9 +234,12 @@ func (f GuardFacts) At(rel string) (GuardNode, string) {
 	return f[rel], rel
 }
 
-// Empty is what covers hidden paths: an empty file and an empty folder that are
-// agentshim's own, readable by everyone.
-type Empty struct{ File, Dir Source }
+// What covers hidden paths, in the run's own folder: an empty file and an empty
+// folder, readable by everyone.
+const (
+	EmptyFile = "empty/file"
+	EmptyDir  = "empty/folder"
+)
 
 // GuardSet is what Guards decided.
 type GuardSet struct {
@@ -240,8 +250,8 @@ type GuardSet struct {
 }
 
 // Guards decides the mounts that keep the paths from being changed or seen through
-// ws, the workspace's bind. facts come from ProbeGuards, others are the container's
-// other mounts. It is pure and equal arguments give an equal GuardSet. Every refusal
+// ws, the workspace's bind. root is the host's folder, of which ws may be a copy;
+// facts come from ProbeGuards, others are the container's other mounts. It is pure and equal arguments give an equal GuardSet. Every refusal
 // is reported at once, each a *Problem that is ErrRefused.
 //
 // It guarantees, against a process without capabilities in the container, that what
@@ -250,8 +260,8 @@ type GuardSet struct {
 // does not keep the agent from creating what is absent, says nothing about files that
 // a protected one refers to, and ends for a path that the host removes or replaces
 // during the run: the kernel then takes the mount away (mount_namespaces(7), Linux 3.18).
-func Guards(ws Mount, paths []GuardPath, facts GuardFacts, others []Mount, empty Empty) (GuardSet, error) {
-	c := guarding{ws: ws, facts: facts, others: others, roles: map[string]string{}}
+func Guards(ws Mount, root string, paths []GuardPath, facts GuardFacts, others []Mount) (GuardSet, error) {
+	c := guarding{ws: ws, root: root, facts: facts, others: others, roles: map[string]string{}}
 	for _, g := range paths {
 		c.path(g)
 	}
@@ -259,8 +269,8 @@ func Guards(ws Mount, paths []GuardPath, facts GuardFacts, others []Mount, empty
 	set := GuardSet{Warnings: c.warnings}
 	size := 0
 	for rel, why := range c.roles {
-		m := c.mount(rel, why, empty)
-		size += len(m.Source) + len(m.Target)
+		m := c.mount(rel, why)
+		size += len(m.Source) + len(m.Own) + len(m.Target)
 		set.Mounts = append(set.Mounts, m)
 	}
 	if len(set.Mounts) > maxGuardMounts || size > maxGuardBytes {
@@ -276,6 +286,7 @@ func Guards(ws Mount, paths []GuardPath, facts GuardFacts, others []Mount, empty
 
 type guarding struct {
 	ws       Mount
+	root     string
 	facts    GuardFacts
 	others   []Mount
 	roles    map[string]string
@@ -368,7 +379,7 @@ func nodeProblem(g GuardPath, n GuardNode, at string) *Problem {
 
 // exposed: what another bind shows of the workspace is not guarded there.
 func (c *guarding) exposed(g GuardPath) {
-	source := path.Join(c.ws.Source, g.Rel)
+	source := path.Join(c.root, g.Rel)
 	for _, m := range c.others {
 		if m.Type != TypeBind || !m.Writable && !g.Hide || !atOrBelow(source, m.Source) && !below(m.Source, source) {
 			continue
@@ -451,17 +462,21 @@ func (c *guarding) within(rel, why string) bool {
 	return false
 }
 
-func (c *guarding) mount(rel, why string, empty Empty) Mount {
+// mount: where the workspace's source is the run's own, so are its guards', and they
+// are as little known before.
+func (c *guarding) mount(rel, why string) Mount {
 	m, n := c.ws, c.facts[rel]
-	m.Target, m.Why = path.Join(c.ws.Target, rel), why
-	m.Source, m.Dev, m.Ino = path.Join(c.ws.Source, rel), n.Dev, n.Ino
-	m.Writable = why == WhyGuard
-	if why == WhyHide {
-		cover := empty.File
+	m.Target, m.Why, m.Writable = path.Join(c.ws.Target, rel), why, why == WhyGuard
+	switch {
+	case why == WhyHide:
+		m.Source, m.Own, m.Kept, m.Dev, m.Ino, m.Label = "", EmptyFile, false, 0, 0, ""
 		if n.Kind == NodeDir {
-			cover = empty.Dir
+			m.Own = EmptyDir
 		}
-		m.Source, m.Dev, m.Ino, m.Label = cover.Path, cover.Dev, cover.Ino, ""
+	case c.ws.Own != "":
+		m.Own = path.Join(c.ws.Own, rel)
+	default:
+		m.Source, m.Dev, m.Ino = path.Join(c.ws.Source, rel), n.Dev, n.Ino
 	}
 	return m
 }

@@ -104,8 +104,8 @@ func guardedWorld(t *testing.T, w harness.Workspace, writable bool) *guarded {
 		}
 		return os.Lchown(p, nobody, nobody)
 	}))
-	g.must(os.MkdirAll(filepath.Join(root, "void"), 0o555))
-	g.must(os.WriteFile(filepath.Join(root, "empty"), nil, 0o444))
+	g.must(os.MkdirAll(filepath.Join(root, EmptyDir), 0o755))
+	g.must(os.WriteFile(filepath.Join(root, EmptyFile), nil, 0o444))
 	g.must(os.Chmod(root, 0o755))
 	g.host = g.source(g.ws)
 	paths, err := GuardPaths(w, g.ws, nil)
@@ -113,8 +113,14 @@ func guardedWorld(t *testing.T, w harness.Workspace, writable bool) *guarded {
 	facts, err := ProbeGuards(g.host, paths)
 	g.must(err)
 	ws := Mount{Target: "/workspace", Type: TypeBind, Source: g.ws, Writable: writable, NoSUIDBy: ByFlag, NoDevBy: ByFlag, Dev: g.host.Dev, Ino: g.host.Ino, Why: WhyWorkspace}
-	set, err := Guards(ws, paths, facts, nil, Empty{File: g.source(filepath.Join(root, "empty")), Dir: g.source(filepath.Join(root, "void"))})
+	set, err := Guards(ws, g.ws, paths, facts, nil)
 	g.must(err)
+	for i := range set.Mounts {
+		if m := &set.Mounts[i]; m.Own != "" {
+			s := g.source(filepath.Join(root, m.Own))
+			m.Source, m.Dev, m.Ino = s.Path, s.Dev, s.Ino
+		}
+	}
 	g.mount = append([]Mount{ws}, set.Mounts...)
 	return g
 }

@@ -6,10 +6,27 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/agentshim/agentshim/harness"
 )
 
 // ErrExchanged says that a folder is no longer the one that was looked at before.
 var ErrExchanged = errors.New("it was exchanged meanwhile")
+
+// ProbeWorkspaceGuards looks at the guarded paths of h's workspace, for Facts.Guards;
+// f.Own must stand. They are nil where there is no folder to look into, or where a
+// path is one that Compile refuses.
+func ProbeWorkspaceGuards(h harness.Harness, f Facts) (GuardFacts, error) {
+	root, ok := Workspace(h, f)
+	if !ok || !root.Dir {
+		return nil, nil
+	}
+	paths, err := GuardPaths(*h.Workspace, root.Path, f.Own)
+	if err != nil {
+		return nil, nil //nolint:nilerr // Compile says it, with everything else
+	}
+	return ProbeGuards(root, paths)
+}
 
 // ProbeGuards looks at each path below the workspace root and at the folders above it.
 // It follows no link below root, opens nothing for reading, and does at most one look

@@ -146,12 +146,13 @@ func guardFacts(lines ...string) GuardFacts {
 	return f
 }
 
+const guardRoot = "/home/me/ws"
+
 var (
 	guardWorkspace = Mount{
-		Target: "/workspace", Type: TypeBind, Source: "/home/me/ws", Writable: true, NoSUIDBy: ByFlag, NoDevBy: ByFlag,
+		Target: "/workspace", Type: TypeBind, Source: guardRoot, Writable: true, NoSUIDBy: ByFlag, NoDevBy: ByFlag,
 		Dev: 7, Ino: 1, Why: WhyWorkspace,
 	}
-	guardEmpty = Empty{File: Source{Path: "/run/own/empty", Dev: 9, Ino: 1}, Dir: Source{Path: "/run/own/void", Dir: true, Dev: 9, Ino: 2}}
 )
 
 func protect(rels ...string) (out []GuardPath) {
@@ -233,7 +234,7 @@ func TestGuards(t *testing.T) {
 			if c.ws.Target == "" {
 				c.ws = guardWorkspace
 			}
-			set, err := Guards(c.ws, c.paths, c.facts, c.others, guardEmpty)
+			set, err := Guards(c.ws, guardRoot, c.paths, c.facts, c.others)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -245,7 +246,7 @@ func TestGuards(t *testing.T) {
 			}
 			reversed := slices.Clone(c.paths)
 			slices.Reverse(reversed)
-			again, err := Guards(c.ws, reversed, c.facts, c.others, guardEmpty)
+			again, err := Guards(c.ws, guardRoot, reversed, c.facts, c.others)
 			if err != nil || cmp.Diff(set.Mounts, again.Mounts) != "" {
 				t.Errorf("the order of the paths matters: %v %v", again, err)
 			}
@@ -256,7 +257,7 @@ func TestGuards(t *testing.T) {
 // TestGuardsIdentity: what hello is compared with.
 func TestGuardsIdentity(t *testing.T) {
 	facts := guardFacts("a/x", ".env", "s/")
-	set, err := Guards(guardWorkspace, append(protect("a/x"), hide(".env", "s")...), facts, nil, guardEmpty)
+	set, err := Guards(guardWorkspace, guardRoot, append(protect("a/x"), hide(".env", "s")...), facts, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -266,13 +267,41 @@ func TestGuardsIdentity(t *testing.T) {
 		m.Target, m.Why, m.Writable, m.Source, m.Dev, m.Ino = "/workspace/"+rel, why, writable, source, dev, ino
 		return m
 	}
+	cover := func(rel, own string) Mount {
+		m := mount(rel, WhyHide, false, "", 0, 0)
+		m.Own = own
+		return m
+	}
 	want := []Mount{
-		mount(".env", WhyHide, false, guardEmpty.File.Path, 9, 1),
+		cover(".env", EmptyFile),
 		mount("a", WhyGuard, true, "/home/me/ws/a", 7, facts["a"].Ino),
 		mount("a/x", WhyProtect, false, "/home/me/ws/a/x", 7, facts["a/x"].Ino),
-		mount("s", WhyHide, false, guardEmpty.Dir.Path, 9, 2),
+		cover("s", EmptyDir),
 	}
 	if diff := cmp.Diff(want, set.Mounts); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// TestGuardsOfTheRunsOwn: a workspace that is made for the run has its guards in it,
+// and what covers a hidden path lies elsewhere.
+func TestGuardsOfTheRunsOwn(t *testing.T) {
+	ws := guardWorkspace
+	ws.Source, ws.Own, ws.Kept, ws.Dev, ws.Ino = "", "copy/files", true, 0, 0
+	set, err := Guards(ws, guardRoot, append(protect("a/x"), hide(".env")...), guardFacts("a/x", ".env"), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, m := range set.Mounts {
+		got = append(got, fmt.Sprintf("%s own %s kept %v, source %q, %d %d", m.Target, m.Own, m.Kept, m.Source, m.Dev, m.Ino))
+	}
+	want := []string{
+		`/workspace/.env own empty/file kept false, source "", 0 0`,
+		`/workspace/a own copy/files/a kept true, source "", 0 0`,
+		`/workspace/a/x own copy/files/a/x kept true, source "", 0 0`,
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)
 	}
 }
@@ -309,7 +338,7 @@ func TestGuardsRefuses(t *testing.T) {
 		"too many":              {paths: many, facts: guardFacts(files...), at: "$.workspace"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			set, err := Guards(guardWorkspace, c.paths, c.facts, c.others, guardEmpty)
+			set, err := Guards(guardWorkspace, guardRoot, c.paths, c.facts, c.others)
 			var p *Problem
 			if !errors.Is(err, ErrRefused) || !errors.As(err, &p) || p.Path != c.at || p.Remedy == "" || set.Mounts != nil {
 				t.Errorf("%v, %v", err, set)
@@ -324,7 +353,7 @@ func TestGuardsReadOnlyRefuses(t *testing.T) {
 	ws.Writable = false
 	open := []Mount{{Type: TypeBind, Source: "/home/me/ws/out", Target: "/workspace/out", Writable: true, Why: WhyMount}}
 	paths := []GuardPath{{Rel: "out/harness.json", JSON: "$", Reason: "it says what the agent may"}}
-	if _, err := Guards(ws, paths, guardFacts("out/harness.json"), open, guardEmpty); !errors.Is(err, ErrRefused) {
+	if _, err := Guards(ws, guardRoot, paths, guardFacts("out/harness.json"), open); !errors.Is(err, ErrRefused) {
 		t.Error(err)
 	}
 	own := []OwnFile{{"/data/h.json", "$", "r"}, {"/data", "$.a", "r"}, {"/database/x", "$.b", "r"}}
@@ -361,7 +390,7 @@ func FuzzGuardPaths(f *testing.F) {
 				facts[dir] = GuardNode{Kind: NodeDir}
 			}
 		}
-		set, err := Guards(guardWorkspace, list, facts, nil, guardEmpty)
+		set, err := Guards(guardWorkspace, guardRoot, list, facts, nil)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -657,6 +657,9 @@ func TestProbeThenCompile(t *testing.T) {
 	if f, err = Probe(h, w.paths); err != nil {
 		t.Fatal(err)
 	}
+	if f.Guards, err = ProbeWorkspaceGuards(h, f); err != nil {
+		t.Fatal(err)
+	}
 	if _, err := Compile(h, f, Target{}); err != nil {
 		t.Errorf("with the folder in place: %v", err)
 	}

@@ -26,6 +26,11 @@ type Facts struct {
 	SELinux bool
 	// UID is the caller's.
 	UID uint32
+	// Own are the host files that steer agentshim, where the agent might reach them.
+	Own []OwnFile
+	// Guards is what stands at the workspace's guarded paths, of GuardPaths with Own;
+	// nil where nobody has looked, which Compile refuses where it matters.
+	Guards GuardFacts
 }
 
 // Source is one host folder or file.
@@ -113,7 +118,7 @@ type Mount struct {
 	Dev uint64 `json:"-"`
 	Ino uint64 `json:"-"`
 	// Why says what it is for: workspace, mount, home, tmp, run, shm,
-	// image-volume, parent, cache.
+	// image-volume, parent, cache, protect, guard, hide.
 	Why string `json:"why"`
 }
 
@@ -126,6 +131,8 @@ type Set struct {
 	// BindNoExec lists targets where noexec was asked for and this engine can't
 	// enforce it (the gap bind-noexec).
 	BindNoExec []string `json:"bindNoExec,omitempty"`
+	// Guards are the workspace's paths that are protected or hidden where they exist.
+	Guards []GuardPath `json:"guards,omitempty"`
 	// Warnings are shown to the user; nothing is refused by them.
 	Warnings []string `json:"warnings,omitempty"`
 }

@@ -73,7 +73,7 @@ func mustBase(t testing.TB, name string) base {
 	for ns := range b.Hello.Namespaces {
 		b.Machine.Namespaces[ns] = ns + ":[1]"
 	}
-	b.host = spec.Host{Engine: b.Engine, Image: b.Image, Caller: b.Caller, Machine: b.Machine, Mounts: mounts.Facts{Sources: map[string]mounts.Source{
+	b.host = spec.Host{Engine: b.Engine, Image: b.Image, Caller: b.Caller, Machine: b.Machine, Mounts: mounts.Facts{Guards: mounts.GuardFacts{}, Sources: map[string]mounts.Source{
 		dir + "/work": source(dir+"/work", "/workspace"), dir + "/data": source(dir+"/data", "/data"),
 	}}}
 	b.plan = mustPlan(t, b.host, dir)

@@ -51,6 +51,8 @@ type container struct {
 	// way makes the way out, egress is it; nil without one.
 	way    *way
 	egress *egress
+	// look finds what appears in the workspace, nil where the agent can't write to it.
+	look *plantedLook
 }
 
 // startContainer starts the engine's client.
@@ -96,6 +98,9 @@ func (c *container) drive(ctx context.Context, rec *Record) error {
 	}
 	if c.p.job.Proven != nil {
 		c.p.job.Proven(c.p.plan, *rec.Attestation)
+	}
+	if err := c.look.done(); err != nil {
+		return err
 	}
 	c.egress.let()
 	if err := c.launch(); err != nil {

@@ -86,7 +86,7 @@ func TestPruneKeepsLog(t *testing.T) {
 	if _, err := netpolicy.CreateLog(s.folders.egressLog(id), id, time.Now); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := s.folders.makeRunFolder(id, gone); err != nil {
+	if _, err := s.folders.makeRunFolder(id, claim{Owner: gone}); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := s.Prune(t.Context(), false); err != nil {

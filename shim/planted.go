@@ -25,7 +25,8 @@ type PlantedReport struct {
 	Items []Planted `json:"items,omitempty"`
 	More  int       `json:"more,omitempty"`
 	// Limit names the bound that ended the search for repositories before its end:
-	// "entries", "time" or "finds"; empty where all was seen.
+	// "entries", "time" or "finds"; "root" where the workspace could not be looked at
+	// any more; empty where all was seen.
 	Limit string `json:"limit,omitempty"`
 	// Unread counts the folders that could not be looked into, more than before the run.
 	Unread int `json:"unread,omitempty"`
@@ -58,6 +59,7 @@ const (
 	limitEntries = "entries"
 	limitTime    = "time"
 	limitFinds   = "finds"
+	limitRoot    = "root"
 )
 
 const (
@@ -358,6 +360,9 @@ func (r PlantedReport) Lines() []string {
 		out = append(out, "the search took too long and was ended: there may be new repositories that are not named here")
 	case limitFinds:
 		out = append(out, "there are too many repositories to name: there may be new ones that are not named here")
+	}
+	if r.Limit == limitRoot {
+		out = append(out, "the workspace is not the folder it was, or can't be looked into: what appeared in it is not known")
 	}
 	if r.Unread > 0 {
 		out = append(out, fmt.Sprintf("%d folders can't be looked into that could before the run", r.Unread))

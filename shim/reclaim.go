@@ -223,15 +223,18 @@ type claim struct {
 	Owner Owner `json:"owner"`
 	// State is the state folder that holds the run's record.
 	State string `json:"state"`
+	// Workspace is the real path of the folder that the agent can write to, if any.
+	Workspace string `json:"workspace,omitempty"`
 }
 
 const claimFile = "owner.json"
 
 // makeRunFolder makes the folder of a run with its claim in it, in one step: there
 // is never a folder without one.
-func (f folders) makeRunFolder(id string, owner Owner) (string, error) {
+func (f folders) makeRunFolder(id string, c claim) (string, error) {
 	dir := filepath.Join(f.runtime, id)
-	b, err := json.Marshal(claim{Owner: owner, State: f.state})
+	c.State = f.state
+	b, err := json.Marshal(c)
 	if err != nil {
 		return "", err
 	}

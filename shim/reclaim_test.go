@@ -111,11 +111,11 @@ func TestRunFolders(t *testing.T) {
 	s := testStore(t)
 	gone := mustSelf(t)
 	gone.StartTicks++
-	mine, err := s.folders.makeRunFolder("00000000000000aa", mustSelf(t))
+	mine, err := s.folders.makeRunFolder("00000000000000aa", claim{Owner: mustSelf(t)})
 	if err != nil {
 		t.Fatal(err)
 	}
-	lost, err := s.folders.makeRunFolder("00000000000000bb", gone)
+	lost, err := s.folders.makeRunFolder("00000000000000bb", claim{Owner: gone})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -136,7 +136,7 @@ func TestRunFolders(t *testing.T) {
 			t.Errorf("%s: %v", dir, err)
 		}
 	}
-	if _, err := s.folders.makeRunFolder("00000000000000aa", gone); err == nil {
+	if _, err := s.folders.makeRunFolder("00000000000000aa", claim{Owner: gone}); err == nil {
 		t.Error("a run's folder is taken over")
 	}
 }

@@ -42,9 +42,14 @@ type Record struct {
 	// Copy is the workspace's private copy, nil where the run has none.
 	Copy *CopyRecord `json:"copy,omitempty"`
 	// Egress is what the run could reach, once that is decided.
-	Egress  *EgressRecord `json:"egress,omitempty"`
-	Phases  []Phase       `json:"phases,omitempty"`
-	Harness *wire.Exit    `json:"harness,omitempty"`
+	Egress *EgressRecord `json:"egress,omitempty"`
+	Phases []Phase       `json:"phases,omitempty"`
+	// Overlaps are the runs that could write to the same workspace when this one began.
+	Overlaps []Overlap `json:"overlaps,omitempty"`
+	// Planted is what appeared in the workspace that the host may obey; absent where the
+	// agent could not write to it, or never ran.
+	Planted *PlantedReport `json:"planted,omitempty"`
+	Harness *wire.Exit     `json:"harness,omitempty"`
 	// Cause says what ended the harness; Signal is the first signal to end that was
 	// passed on to it, e.g. SIGTERM.
 	Cause  Cause  `json:"cause,omitempty"`

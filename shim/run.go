@@ -24,8 +24,10 @@ import (
 // Job is one run as the caller asks for it.
 type Job struct {
 	Harness harness.Harness
-	// Spec is the harness file's bytes; only their digest is kept.
-	Spec []byte
+	// Spec is the harness file's bytes; only their digest is kept. SpecPath is where it
+	// is, absolute: in a writable workspace it is kept from the agent. Empty without a file.
+	Spec     []byte
+	SpecPath string
 	// Command is an argv that runs instead of the harness.
 	Command []string
 	// Words are joined by a space into the prompt.
@@ -194,7 +196,10 @@ func (p *prepared) probeMounts() error {
 		Protected:    slices.Concat([]string{p.folders.state, p.folders.runtime}, p.host.Engine.Dirs, engineStores(homeFolder(p.job.getenv))),
 		KnownSockets: p.knownSockets(),
 	})
-	return asError(err)
+	if err != nil {
+		return asError(err)
+	}
+	return p.probeGuards()
 }
 
 // engineStores are the data folders of every engine at their default places: those
@@ -353,13 +358,14 @@ func (p *prepared) execute(ctx context.Context, rec *Record) (err error) {
 		return err
 	}
 	paths := spec.RunPaths{ID: rec.ID, State: p.folders.record(rec.ID)}
-	if paths.Dir, err = p.folders.makeRunFolder(rec.ID, rec.Owner); err != nil {
+	if paths.Dir, err = p.folders.makeRunFolder(rec.ID, claim{Owner: rec.Owner, Workspace: p.writable().Path}); err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, asError(os.RemoveAll(paths.Dir))) }()
 	if err := p.writeRunFolder(&paths); err != nil {
 		return asError(err)
 	}
+	rec.Overlaps = p.overlaps(rec.ID)
 	p.phases.done("prepare")
 	if err := p.setUpCaches(ctx, paths); err != nil {
 		return err
@@ -368,15 +374,21 @@ func (p *prepared) execute(ctx context.Context, rec *Record) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, p.keepCopy(rec)) }()
+	look := p.lookForPlanted(ctx)
 	c, err := startContainer(ctx, p, paths)
 	if err != nil {
 		return err
 	}
+	c.look = look
 	err = c.drive(ctx, rec)
 	err = egressFailed(err, c.egress.close(rec))
 	left := errors.Join(c.end(err), c.way.close())
 	if left != nil {
 		killContainer(readContainerID(filepath.Join(paths.Dir, "cid")))
+	}
+	if look != nil && p.launched {
+		rec.Planted = look.report(ctx)
+		p.phases.done("planted")
 	}
 	// A container that may still be there is what the caller must know first.
 	return errors.Join(left, err)
@@ -400,6 +412,9 @@ func (p *prepared) writeRunFolder(paths *spec.RunPaths) error {
 		if err := os.WriteFile(filepath.Join(paths.Dir, "etc", f.Name), []byte(f.Content), 0o444); err != nil {
 			return err
 		}
+	}
+	if err := makeCovers(paths.Dir); err != nil {
+		return err
 	}
 	profile := filepath.Join(paths.Dir, "seccomp.json")
 	return os.WriteFile(profile, p.plan.Seccomp.Profile(), 0o600)

@@ -246,7 +246,7 @@ func (c *compiler) mounts() error {
 	if err != nil {
 		return err
 	}
-	c.plan.Mounts, c.plan.Caches, c.plan.Warnings = set.Mounts, set.Caches, set.Warnings
+	c.plan.Mounts, c.plan.Caches, c.plan.Guards, c.plan.Warnings = set.Mounts, set.Caches, set.Guards, set.Warnings
 	for _, t := range set.BindNoExec {
 		c.gap("bind-noexec", true, "Docker can't mount %s noexec: programs in it can run", t)
 	}
@@ -347,7 +347,7 @@ func (c *compiler) fileNotes() {
 		c.widen("rootfs-writable", false, "the root file system is writable; what is written is gone at the end")
 	}
 	for _, m := range c.plan.Mounts {
-		if m.Type == "bind" && m.Writable && m.Own == "" {
+		if m.Type == "bind" && m.Writable && m.Own == "" && m.Why != mounts.WhyGuard { // a guard is part of the workspace
 			c.widen("writable:"+m.Target, false, "the agent can change %s on the host", m.Source)
 		}
 		if m.Label != "" && m.Own == "" {

@@ -75,6 +75,16 @@ func facts() mounts.Facts {
 			"/srv/model.bin":       source("/srv/model.bin", false, 14),
 		},
 		HomeRoots: []string{"/home/user"},
+		Guards: mounts.GuardFacts{
+			".vscode":            {Kind: mounts.NodeDir, Dev: 64768, Ino: 21},
+			".vscode/tasks.json": {Kind: mounts.NodeFile, Links: 1, Dev: 64768, Ino: 22},
+			"deploy":             {Kind: mounts.NodeDir, Dev: 64768, Ino: 23},
+			"deploy/prod.toml":   {Kind: mounts.NodeFile, Links: 1, Dev: 64768, Ino: 24},
+			"deploy/secrets":     {Kind: mounts.NodeDir, Dev: 64768, Ino: 25},
+			".env":               {Kind: mounts.NodeFile, Links: 1, Dev: 64768, Ino: 26},
+			"harness.json":       {Kind: mounts.NodeFile, Links: 1, Dev: 64768, Ino: 27},
+		},
+		Own:       []mounts.OwnFile{{Path: "/home/user/project/harness.json", JSON: "$", Reason: "it says what the agent may do"}},
 		Protected: []string{"/var/lib/docker"},
 	}
 }

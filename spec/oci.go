@@ -221,6 +221,9 @@ func (p Plan) Text() string {
 	for _, d := range p.Devices {
 		line("device", "%s: character device %d:%d, read and write, owner %d:%d, mode %04o", d.Path(), d.Major, d.Minor, d.UID, d.GID, d.Mode)
 	}
+	if len(p.Guards) > 0 {
+		line("guards", "%s", p.guardText())
+	}
 	for _, n := range p.Widenings {
 		line("widening", "%s", n.text())
 	}
@@ -289,6 +292,29 @@ func mountText(m mounts.Mount) string {
 	}
 	if m.Label != "" {
 		text += ", SELinux label " + m.Label
+	}
+	return text
+}
+
+// guardText counts the guarded paths. Those without a mount of their own are absent, or
+// lie below one that has.
+func (p Plan) guardText() string {
+	mounted := map[string]bool{}
+	var workspace mounts.Mount
+	for _, m := range p.Mounts {
+		if mounted[m.Target] = true; m.Why == mounts.WhyWorkspace {
+			workspace = m
+		}
+	}
+	without := 0
+	for _, g := range p.Guards {
+		if !mounted[path.Join(workspace.Target, g.Rel)] {
+			without++
+		}
+	}
+	text := fmt.Sprintf("%d paths of the workspace (format json names them), read-only or hidden where they exist; %d have no mount of their own", len(p.Guards), without)
+	if workspace.Writable && workspace.Own == "" {
+		text += "; what appears there is said at the end"
 	}
 	return text
 }

@@ -56,6 +56,9 @@ type Plan struct {
 	Caches []mounts.Cache `json:"caches,omitempty"`
 	// Devices are the host's devices beside the default ones, sorted by name.
 	Devices []HostDevice `json:"devices,omitempty"`
+	// Guards are the workspace's paths that are read-only or hidden where they exist. What
+	// appears there in a host's folder during the run is in the record.
+	Guards []mounts.GuardPath `json:"guards,omitempty"`
 	// Etc are the generated files below /etc, mounted read-only.
 	Etc []EtcFile `json:"etc"`
 	// HomeFiles are the targets copied into the home, relative to it.

@@ -56,7 +56,7 @@ func newExec() *cobra.Command {
 	}
 	f.register(cmd)
 	cmd.Flags().StringVar(&f.result, "result", "", "write the run's record to this file")
-	cmd.Flags().BoolVar(&f.quiet, "quiet", false, "say nothing but errors")
+	cmd.Flags().BoolVar(&f.quiet, "quiet", false, "say nothing but errors and what was planted in the workspace")
 	cmd.Flags().BoolVar(&f.command, "command", false, "the words behind -- are an argv that runs instead of the harness")
 	cmd.Flags().IntVar(&f.temporary, "temporary-code", 0, "exit code instead of 125 where a retry can help (1 to 255)")
 	return cmd
@@ -94,6 +94,7 @@ func (f *execFlags) run(cmd *cobra.Command, words []string) error {
 	if !f.quiet {
 		printEnd(os.Stderr, rec)
 	}
+	printPlanted(os.Stderr, rec)
 	if f.result != "" {
 		err = errors.Join(err, rec.WriteFile(f.result))
 	}
@@ -141,6 +142,16 @@ func printEnd(w io.Writer, rec shim.Record) {
 	}
 	if rec.Harness != nil && rec.Harness.OOMKills > 0 {
 		fmt.Fprintf(w, "agentshim: the kernel killed %d process(es) of the container for lack of memory (resources.memoryMb)\n", rec.Harness.OOMKills)
+	}
+}
+
+// printPlanted says, also to who asked for quiet, what the host may obey from now on.
+func printPlanted(w io.Writer, rec shim.Record) {
+	if rec.Planted == nil {
+		return
+	}
+	for _, line := range rec.Planted.Lines() {
+		fmt.Fprintf(w, "agentshim: planted: %s\n", line)
 	}
 }
 

@@ -51,7 +51,11 @@ func (s *specFlags) job() (shim.Job, error) {
 	if err != nil {
 		return shim.Job{}, &shim.Error{Reason: shim.ReasonSpecInvalid, Err: err}
 	}
-	return shim.Job{Harness: h, Spec: raw, Version: version}, nil
+	abs, err := filepath.Abs(s.file)
+	if err != nil {
+		return shim.Job{}, err
+	}
+	return shim.Job{Harness: h, Spec: raw, SpecPath: abs, Version: version}, nil
 }
 
 func invalid(msg, hint string, args ...any) error {
