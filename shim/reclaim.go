@@ -323,6 +323,8 @@ func removeByLabel(ctx context.Context, a Adapter, id string, dryRun bool) ([]Le
 		l := Leftover{Run: id, Engine: a.Engine().Kind, Container: container}
 		ours, err := entrypointIsOurs(ctx, a, container)
 		switch {
+		case errors.Is(err, errGone):
+			continue
 		case err != nil:
 			return left, err
 		case !ours:
@@ -338,10 +340,22 @@ func removeByLabel(ctx context.Context, a Adapter, id string, dryRun bool) ([]Le
 	return left, nil
 }
 
+// errGone says that a container ended and was removed since it was listed.
+var errGone = errors.New("the container is gone")
+
+// gone reports an engine that does not know a container.
+func gone(err error) bool {
+	var failed *EngineError
+	return errors.As(err, &failed) && strings.Contains(strings.ToLower(failed.Stderr), "no such container")
+}
+
 // entrypointIsOurs reports whether the container runs init, for an agent or to set a
 // cache up, or the helper that makes a sandbox's way out.
 func entrypointIsOurs(ctx context.Context, a Adapter, container string) (bool, error) {
 	out, err := a.Runner().Run(ctx, a.Command("inspect", "--type", "container", "--format", "{{.Path}} {{json .Args}}", container))
+	if gone(err) {
+		return false, errGone
+	}
 	if err != nil {
 		return false, &Error{Reason: ReasonEngineFailed, Err: err}
 	}
@@ -356,8 +370,7 @@ func removeContainer(ctx context.Context, a Adapter, name string) error {
 	ctx, cancel := context.WithTimeout(ctx, removeTimeout)
 	defer cancel()
 	out, err := a.Runner().Run(ctx, a.Command("rm", "--force", "--volumes", name))
-	said := strings.ToLower(string(out.Stderr))
-	if err == nil || strings.Contains(said, "no such container") || strings.Contains(said, "is already in progress") {
+	if err == nil || gone(err) || strings.Contains(strings.ToLower(string(out.Stderr)), "is already in progress") {
 		return nil
 	}
 	return &Error{

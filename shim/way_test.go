@@ -483,3 +483,23 @@ func TestReclaimKnowsItsContainers(t *testing.T) {
 		}
 	}
 }
+
+// TestReclaimGone: a container that ended since it was listed is none that is left.
+func TestReclaimGone(t *testing.T) {
+	prefix := []string{"/docker", "--host", "unix:///s", "--config", "/c"}
+	inspect := append(prefix[:5:5], "inspect", "--type", "container", "--format", "{{.Path}} {{json .Args}}", "id")
+	for said, gone := range map[string]bool{
+		"Error response from daemon: No such container: id":     true,
+		"Error: inspecting object: no such container id":        true,
+		"Error response from daemon: dial unix: no such socket": false,
+	} {
+		d := &docker{engine: spec.Engine{Kind: spec.Docker, Client: "/docker", Socket: "/s"}, config: "/c", runner: script(t,
+			scriptedCall{argv: append(prefix[:5:5], "ps", "--all", "--quiet", "--no-trunc", "--filter", "label=agentshim.run=r"), out: "id\n"},
+			scriptedCall{argv: inspect, err: failedCall(1, said, inspect...)},
+		)}
+		left, err := removeByLabel(t.Context(), d, "r", false)
+		if len(left) != 0 || (err == nil) != gone {
+			t.Errorf("%s: %+v %v", said, left, err)
+		}
+	}
+}
