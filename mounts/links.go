@@ -84,14 +84,22 @@ func inAny(p string, dirs []string) bool {
 }
 
 // probeLinks refuses sources whose way leads through a link an agent may have made.
+// The way must also lead to what was looked at: a name that is a folder now may have
+// been a link then.
 func probeLinks(f Facts, h harness.Harness, all []bind) error {
 	var ps problems
 	dirs := AgentFolders(h, f)
 	for _, b := range all {
-		if _, err := Resolve(b.key, dirs); errors.Is(err, ErrAgentLink) {
+		switch real, err := Resolve(b.key, dirs); {
+		case errors.Is(err, ErrAgentLink):
 			ps.add(&Problem{
 				Path: b.json + ".source", Value: b.source, Kind: ErrRefused, Err: err, Reason: "it is not what it seems",
 				Remedy: "name the folder or file itself, outside of what an agent can write",
+			})
+		case err != nil, real != f.Sources[b.key].Path:
+			ps.add(&Problem{
+				Path: b.json + ".source", Value: b.source, Kind: ErrSource, Err: err, Reason: "it was replaced while it was looked at",
+				Remedy: "look for what replaces it, an agent in another run perhaps, and try again",
 			})
 		}
 	}

@@ -5,6 +5,8 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"sync"
+	"sync/atomic"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -92,5 +94,45 @@ func TestProbeRefusesAgentLinks(t *testing.T) {
 	}
 	if err := probe(harness.Harness{Mounts: []harness.Mount{{Source: "ws", Target: "/w"}, {Source: "ws/link", Target: "/s"}}}); err != nil {
 		t.Error("a link below a read-only mount is the user's own:", err)
+	}
+}
+
+// A source that is exchanged for a link as fast as it can be is seen as itself or
+// refused. The control: what opening by name alone sees.
+func TestProbeOfExchangedSource(t *testing.T) {
+	dir := linkTree(t)
+	source, link, secret := dir+"/ws/real", dir+"/ws/link", dir+"/secret"
+	var stop atomic.Bool
+	var over sync.WaitGroup
+	over.Go(func() {
+		for !stop.Load() {
+			if err := unix.Renameat2(unix.AT_FDCWD, source, unix.AT_FDCWD, link, unix.RENAME_EXCHANGE); err != nil {
+				t.Error(err)
+				return
+			}
+		}
+	})
+	defer func() { stop.Store(true); over.Wait() }()
+	h := harness.Harness{
+		Dir: dir, Workspace: &harness.Workspace{Source: "ws", Mode: "writable"},
+		Mounts: []harness.Mount{{Source: "ws/real", Target: "/data"}},
+	}
+	shown, refused, followed := 0, 0, 0
+	for range 100 {
+		f, err := Probe(h, ProbePaths{Home: dir})
+		switch {
+		case err == nil && f.Sources[source].Path == source:
+			shown++
+		case errors.Is(err, ErrSource) || errors.Is(err, ErrRefused):
+			refused++
+		default:
+			t.Fatalf("%+v, %v", f.Sources[source], err)
+		}
+		if s, problem := inspect(bind{key: source}, ProbePaths{}); problem == nil && s.Path == secret {
+			followed++
+		}
+	}
+	if refused == 0 || followed == 0 {
+		t.Errorf("shown %d, refused %d, control followed the link %d times", shown, refused, followed)
 	}
 }
