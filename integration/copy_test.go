@@ -17,6 +17,8 @@ import (
 // copyScript is what an agent does in its workspace; each name says what becomes of it.
 const copyScript = `
 [ -e .git ]; echo "git=$?"
+[ -e .env ]; echo "hidden=$?"; echo mine > .env
+echo "guarded=$( (echo x >> guarded/file) 2>&1; (mv guarded elsewhere) 2>&1)"
 echo agent >> edited; rm deleted; echo new > added; chmod 700 program; mkdir -p folder/deep; echo x > folder/deep/file
 echo agent > replaced.new; mv replaced.new replaced; rm -r emptied; ln -s edited link; mv moved moved-away
 ln -s /etc/passwd out; ln -s ../../etc up; ln -s folder/../../x around; rm file-to-link; ln -s /etc/passwd file-to-link
@@ -32,7 +34,7 @@ func copyWorkspace(t *testing.T, s setup) string {
 	t.Helper()
 	dir := s.folder(t)
 	var paths []string
-	for _, name := range []string{"edited", "deleted", "program", "replaced", "emptied/file", "moved", "file-to-link", "suid", "kept", ".git/HEAD", "conflict"} {
+	for _, name := range []string{"edited", "deleted", "program", "replaced", "emptied/file", "moved", "file-to-link", "suid", "kept", ".git/HEAD", ".env", "guarded/file"} {
 		p := filepath.Join(dir, name)
 		if err := os.MkdirAll(filepath.Dir(p), 0o755); err != nil {
 			t.Fatal(err)
@@ -43,7 +45,7 @@ func copyWorkspace(t *testing.T, s setup) string {
 		t.Fatal(err)
 	}
 	uid := s.agentUID(t)
-	for _, p := range append(paths, filepath.Join(dir, "emptied"), filepath.Join(dir, ".git")) {
+	for _, p := range append(paths, filepath.Join(dir, "emptied"), filepath.Join(dir, "guarded"), filepath.Join(dir, ".git")) {
 		if err := os.Chown(p, uid, uid); err != nil {
 			t.Fatal(err)
 		}
@@ -53,7 +55,7 @@ func copyWorkspace(t *testing.T, s setup) string {
 
 // copyFields is a harness file for a workspace without a repository.
 func copyFields(dir, mode string) spec {
-	return spec{"workspace": map[string]any{"source": dir, "mode": mode, "git": "none"}}
+	return spec{"workspace": map[string]any{"source": dir, "mode": mode, "git": "none", "hide": []string{".env"}, "protect": []string{"guarded/file"}}}
 }
 
 // TestCopy: an agent works on a private copy: the host's workspace is as it was until
@@ -64,7 +66,7 @@ func TestCopy(t *testing.T) {
 		check := untouched(t, dir)
 		r := s.call(t, call{State: state}, "exec", "--spec", s.write(t, copyFields(dir, "copy")), "--", copyScript).ok(t)
 		check()
-		for _, want := range []string{"git=1\n", "owner=" + strconv.Itoa(s.agentUID(t)) + "\n", "target=/etc/passwd\n", "kept\n"} {
+		for _, want := range []string{"git=1\n", "hidden=1\n", "Read-only file system", "Device or resource busy", "owner=" + strconv.Itoa(s.agentUID(t)) + "\n", "target=/etc/passwd\n", "kept\n"} {
 			if !strings.Contains(r.Stdout, want) {
 				t.Errorf("no %q in the agent's output:\n%s", want, r.Stdout)
 			}
@@ -97,7 +99,7 @@ func TestCopy(t *testing.T) {
 }
 
 // refusedChanges are the names of the script that are never applied.
-var refusedChanges = []string{".envrc", ".git", "around", "fifo", "file-to-link", "out", "sub/.git", "suid", "up"}
+var refusedChanges = []string{".env", ".envrc", ".git", "around", "fifo", "file-to-link", "out", "sub/.git", "suid", "up"}
 
 func checkCopyDiff(t *testing.T, r result) {
 	t.Helper()
@@ -144,7 +146,7 @@ func applyCopy(t *testing.T, s setup, dir string, cli func(...string) result) {
 	uid := uint32(s.agentUID(t))
 	for name, want := range map[string]string{
 		"edited": "edited\nagent\n", "added": "new\n", "folder/deep/file": "x\n", "replaced": "agent\n", "moved-away": "moved\n", "hostile\n\x1b[31m\xff": "x\n",
-		"kept": "kept\n", ".git/HEAD": ".git/HEAD\n", "file-to-link": "file-to-link\n", "suid": "suid\n",
+		"kept": "kept\n", ".git/HEAD": ".git/HEAD\n", ".env": ".env\n", "guarded/file": "guarded/file\n", "file-to-link": "file-to-link\n", "suid": "suid\n",
 	} {
 		p := filepath.Join(dir, name)
 		b, err := os.ReadFile(p)
@@ -180,9 +182,14 @@ func (s setup) writableControl(t *testing.T) {
 		return
 	}
 	dir := copyWorkspace(t, s)
-	s.sh(t, copyFields(dir, "writable"), copyScript).ok(t)
+	s.sh(t, spec{"workspace": map[string]any{"source": dir, "mode": "writable", "git": "none"}}, copyScript).ok(t)
 	if b, err := os.ReadFile(filepath.Join(dir, "edited")); err != nil || string(b) != "edited\nagent\n" {
 		t.Errorf("control: edited is %q: %v", b, err)
+	}
+	for name, want := range map[string]string{".env": "mine\n", "elsewhere/file": "guarded/file\nx\n", ".git/config": "evil\n"} {
+		if b, err := os.ReadFile(filepath.Join(dir, name)); err != nil || string(b) != want {
+			t.Errorf("control: %s is %q: %v", name, b, err)
+		}
 	}
 	if _, err := os.Lstat(filepath.Join(dir, "out")); err != nil {
 		t.Errorf("control: %v", err)

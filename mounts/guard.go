@@ -250,8 +250,8 @@ type GuardSet struct {
 }
 
 // Guards decides the mounts that keep the paths from being changed or seen through
-// ws, the workspace's bind. root is the host's folder, of which ws may be a copy;
-// facts come from ProbeGuards, others are the container's other mounts. It is pure and equal arguments give an equal GuardSet. Every refusal
+// ws, the workspace's bind. root is the host's folder, of which ws may be a copy, which
+// has nothing of what is hidden; facts come from ProbeGuards, others are the container's other mounts. It is pure and equal arguments give an equal GuardSet. Every refusal
 // is reported at once, each a *Problem that is ErrRefused.
 //
 // It guarantees, against a process without capabilities in the container, that what
@@ -319,9 +319,13 @@ func (c *guarding) path(g GuardPath) {
 		return
 	}
 	c.exposed(g)
-	if !g.Hide {
+	switch {
+	case !g.Hide:
 		c.role(g.Rel, WhyProtect)
-	} else {
+	case c.ws.Own != "":
+		c.nestedInHidden(g)
+		return // it is not in the copy
+	default:
 		c.role(g.Rel, WhyHide)
 		c.nestedInHidden(g)
 	}
@@ -337,6 +341,8 @@ func (c *guarding) absent(g GuardPath) {
 	switch {
 	case g.Hide:
 		c.warnings = append(c.warnings, fmt.Sprintf("%s: %q does not exist: nothing is hidden", g.JSON, g.Rel))
+	case g.JSON != "" && c.ws.Own != "":
+		c.warnings = append(c.warnings, fmt.Sprintf("%s: %q does not exist: the agent can create it in its copy, and agentshim apply leaves it there", g.JSON, g.Rel))
 	case g.JSON != "":
 		c.warnings = append(c.warnings, fmt.Sprintf("%s: %q does not exist: the agent can create it, which is said at the end", g.JSON, g.Rel))
 	}

@@ -40,9 +40,9 @@ func (c *compiler) copy() error {
 	if !ok {
 		return nil // mounts refused it
 	}
-	guards, err := mounts.GuardPaths(*c.h.Workspace, src.Path, nil)
+	guards, err := mounts.GuardPaths(*c.h.Workspace, src.Path, c.host.Mounts.Own)
 	if err != nil {
-		return err
+		return nil // mounts refused them
 	}
 	p := &Copy{
 		Source: src.Path, Target: c.h.ContainerPath(c.h.Workspace.Target), Dev: src.Dev, Ino: src.Ino,
