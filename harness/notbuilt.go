@@ -2,9 +2,9 @@ package harness
 
 // missing is one field whose feature is not there yet.
 type missing struct {
-	// paths gives the places where the file uses it.
-	paths  func(h *Harness) []string
-	remedy string
+	path, remedy string
+	// used says that the file has it.
+	used func(h *Harness) bool
 }
 
 // missingFeatures lists the fields that are refused because nothing would act
@@ -15,7 +15,6 @@ var missingFeatures = []missing{
 	given("$.fallback", "", func(h *Harness) bool { return len(h.Fallback) > 0 }),
 	given("$.fallbackOn", "", func(h *Harness) bool { return len(h.FallbackOn) > 0 }),
 	given("$.workspace.git", `leave it out or write "none"`, func(h *Harness) bool { return h.workspace().Git != "" && h.workspace().Git != "none" }),
-	each("$.home.files", ".writeBack", "", func(h *Harness) int { return len(h.Home.Files) }, func(h *Harness, i int) bool { return h.Home.Files[i].WriteBack }),
 	given("$.caCertificates", "", func(h *Harness) bool { return len(h.CACertificates) > 0 }),
 	given("$.egress.mode", "write deny-all, allow-list or open", func(h *Harness) bool { return h.Egress.Mode == "network" }),
 	given("$.egress.publish", "", func(h *Harness) bool { return len(h.Egress.Publish) > 0 }),
@@ -30,24 +29,7 @@ var missingFeatures = []missing{
 }
 
 func given(path, remedy string, used func(*Harness) bool) missing {
-	return missing{remedy: remedy, paths: func(h *Harness) []string {
-		if used(h) {
-			return []string{path}
-		}
-		return nil
-	}}
-}
-
-func each(list, field, remedy string, count func(*Harness) int, used func(*Harness, int) bool) missing {
-	return missing{remedy: remedy, paths: func(h *Harness) []string {
-		var paths []string
-		for i := range count(h) {
-			if used(h, i) {
-				paths = append(paths, element(list, i)+field)
-			}
-		}
-		return paths
-	}}
+	return missing{path: path, remedy: remedy, used: used}
 }
 
 // workspace is the workspace, an empty one where there is none.
@@ -66,8 +48,8 @@ func (c *checker) missingFeatures() {
 		if remedy == "" {
 			remedy = "remove it"
 		}
-		for _, at := range feature.paths(c.h) {
-			c.add(at, nil, "not built yet", remedy).notBuilt = true
+		if feature.used(c.h) {
+			c.add(feature.path, nil, "not built yet", remedy).notBuilt = true
 		}
 	}
 }

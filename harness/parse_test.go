@@ -399,7 +399,6 @@ func TestNotBuilt(t *testing.T) {
 		{"$.fallbackOn", with(`"fallbackOn":[75]`)},
 		{"$.workspace.git", with(`"workspace":{"source":".","git":"private"}`)},
 		{"$.workspace.git", with(`"workspace":{"source":".","git":"shared"}`)},
-		{"$.home.files[0].writeBack", with(`"home":{"files":[{"source":"a","target":"a","writeBack":true}]}`)},
 		{"$.caCertificates", with(`"caCertificates":["a.pem"]`)},
 		{"$.egress.mode", with(`"egress":{"mode":"network"}`)},
 		{"$.egress.publish", with(`"egress":{"publish":["127.0.0.1:1:1"]}`)},

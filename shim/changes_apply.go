@@ -324,30 +324,35 @@ func (a *applier) place(top *stagedTop) error {
 // exchange swaps a staged node with what it replaces, so that what is replaced can
 // be looked at once more when nobody can change it by its name any more.
 func (a *applier) exchange(dir int, top *stagedTop, name string) error {
-	c := top.change
-	err := unix.Renameat2(dir, top.name, dir, name, unix.RENAME_EXCHANGE)
-	if unsupported(err) && c.To != TypeFolder && c.host.Type != TypeFolder {
+	err := replaceNode(dir, top.name, name, top.change.To, &top.change.host)
+	top.placed = err == nil
+	return err
+}
+
+// replaceNode puts the node temp, of type to, in the place of name, which must be old,
+// and removes that. With an error, what stands at name is what stood there.
+func replaceNode(dir int, temp, name string, to NodeType, old *treeNode) error {
+	err := unix.Renameat2(dir, temp, dir, name, unix.RENAME_EXCHANGE)
+	if unsupported(err) && to != TypeFolder && old.Type != TypeFolder {
 		// No exchange on this file system: a plain rename, right behind the look.
-		if err = unix.Renameat(dir, top.name, dir, name); err == nil {
-			top.placed = true
+		if err = unix.Renameat(dir, temp, dir, name); err == nil {
 			return nil
 		}
 	}
 	if err != nil {
 		return raced(err)
 	}
-	if err := stillThere(dir, top.name, &c.host, false); err != nil {
-		return cmp.Or(unix.Renameat2(dir, top.name, dir, name, unix.RENAME_EXCHANGE), err)
+	if err := stillThere(dir, temp, old, false); err != nil {
+		return cmp.Or(unix.Renameat2(dir, temp, dir, name, unix.RENAME_EXCHANGE), err)
 	}
 	flags := 0
-	if c.host.Type == TypeFolder {
+	if old.Type == TypeFolder {
 		flags = unix.AT_REMOVEDIR
 	}
-	if err := unix.Unlinkat(dir, top.name, flags); err != nil {
+	if err := unix.Unlinkat(dir, temp, flags); err != nil {
 		// Not empty any more: somebody's file came into the folder.
-		return cmp.Or(unix.Renameat2(dir, top.name, dir, name, unix.RENAME_EXCHANGE), raced(err))
+		return cmp.Or(unix.Renameat2(dir, temp, dir, name, unix.RENAME_EXCHANGE), raced(err))
 	}
-	top.placed = true
 	return nil
 }
 

@@ -53,6 +53,8 @@ type container struct {
 	egress *egress
 	// look finds what appears in the workspace, nil where the agent can't write to it.
 	look *plantedLook
+	// backs are the home's files that come back at the end.
+	backs backs
 }
 
 // startContainer starts the engine's client.
@@ -72,6 +74,7 @@ func startContainer(ctx context.Context, p *prepared, paths spec.RunPaths) (*con
 	c := &container{
 		p: p, paths: paths, proc: proc, conn: wire.NewConn(proc.Stdout(), proc.Stdin()),
 		chatter: &tailBuffer{limit: maxStderr}, chatted: make(chan struct{}), status: make(chan struct{}),
+		backs: newBacks(p.files),
 	}
 	c.lifeline = sync.OnceFunc(func() { proc.Stdin().Close() })
 	go func() {
@@ -108,6 +111,9 @@ func (c *container) drive(ctx context.Context, rec *Record) error {
 	}
 	c.p.phases.done("launch")
 	exit, err := c.stream()
+	if c.backs.complete() {
+		rec.WriteBack = c.p.writeBack(c.backs.got)
+	}
 	first, timedOut, killed := c.p.control.outcome()
 	if first != 0 {
 		rec.Signal = unix.SignalName(first)
@@ -244,7 +250,7 @@ func (c *container) launch() error {
 }
 
 func (c *container) sendFile(f homeFile) error {
-	file := wire.File{Path: f.target, Size: int64(len(f.content))}
+	file := wire.File{Path: f.target, Size: int64(len(f.content)), WriteBack: f.host != nil}
 	if err := c.send(func() error { return c.conn.SendJSON(wire.KindFile, file) }); err != nil {
 		return err
 	}

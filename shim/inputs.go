@@ -30,6 +30,8 @@ const (
 type homeFile struct {
 	target  string
 	content []byte
+	// host is what the agent's version replaces in the end; nil without writeBack.
+	host *hostFile
 }
 
 // readValues reads what a plan leaves out, beyond the envFiles.
@@ -42,13 +44,23 @@ func (p *prepared) readValues() error {
 
 func (p *prepared) readHomeFiles() error {
 	for _, f := range p.job.Harness.Home.Files {
-		b, err := p.readHostFile(f.Source, wire.MaxFile)
-		if err != nil {
-			return &Error{Reason: ReasonMount, Msg: fmt.Sprintf("home file %q", f.Source), Err: err, Hint: "home.files copies readable files of at most 64 MiB"}
+		read, hint := p.readHomeFile, "home.files copies readable files of at most 64 MiB"
+		if f.WriteBack {
+			read, hint = p.readBackFile, "writeBack needs a file of yours of at most 1 MiB, in a folder that you may write; leave it out to copy the file in only"
 		}
-		p.files = append(p.files, homeFile{target: wire.HomeDir + "/" + f.Target, content: b})
+		file, err := read(f.Source)
+		if err != nil {
+			return &Error{Reason: ReasonMount, Msg: fmt.Sprintf("home file %q", f.Source), Err: err, Hint: hint}
+		}
+		file.target = wire.HomeDir + "/" + f.Target
+		p.files = append(p.files, file)
 	}
 	return nil
+}
+
+func (p *prepared) readHomeFile(source string) (homeFile, error) {
+	b, err := p.readHostFile(source, wire.MaxFile)
+	return homeFile{content: b}, err
 }
 
 // hostPath resolves a path of the harness file.
@@ -65,32 +77,46 @@ func (p *prepared) hostPath(path string) string {
 // readHostFile reads a file that the harness file names. Its way may not lead
 // through a link that an agent may have made, now or while it is being read.
 func (p *prepared) readHostFile(name string, limit int64) ([]byte, error) {
-	real, err := mounts.Resolve(p.hostPath(name), mounts.AgentFolders(p.job.Harness, p.host.Mounts))
+	real, err := p.realPath(name)
 	if err != nil {
 		return nil, err
 	}
 	return readBounded(real, limit)
 }
 
+func (p *prepared) realPath(name string) (string, error) {
+	return mounts.Resolve(p.hostPath(name), mounts.AgentFolders(p.job.Harness, p.host.Mounts))
+}
+
 // readBounded reads a regular file of at most limit bytes; a FIFO or device would
 // block or never end. No link is followed.
 func readBounded(path string, limit int64) ([]byte, error) {
-	fd, err := unix.Openat2(unix.AT_FDCWD, path, &unix.OpenHow{
+	f, err := openRegular(unix.AT_FDCWD, path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	return readAll(f, limit)
+}
+
+// openRegular opens a regular file below dir without following any link.
+func openRegular(dir int, path string) (*os.File, error) {
+	fd, err := unix.Openat2(dir, path, &unix.OpenHow{
 		Flags: unix.O_RDONLY | unix.O_CLOEXEC | unix.O_NONBLOCK | unix.O_NOCTTY, Resolve: unix.RESOLVE_NO_SYMLINKS,
 	})
 	if err != nil {
 		return nil, &os.PathError{Op: "open", Path: path, Err: err}
 	}
 	f := os.NewFile(uintptr(fd), path)
-	defer f.Close()
 	st, err := f.Stat()
+	if err == nil && !st.Mode().IsRegular() {
+		err = fmt.Errorf("%q is not a regular file", path)
+	}
 	if err != nil {
+		f.Close()
 		return nil, err
 	}
-	if !st.Mode().IsRegular() {
-		return nil, fmt.Errorf("%q is not a regular file", path)
-	}
-	return readAll(f, limit)
+	return f, nil
 }
 
 var errTooLarge = errors.New("too large")

@@ -50,6 +50,8 @@ type Record struct {
 	// agent could not write to it, or never ran.
 	Planted *PlantedReport `json:"planted,omitempty"`
 	Harness *wire.Exit     `json:"harness,omitempty"`
+	// WriteBack is what became of the home's files with writeBack, once they came back.
+	WriteBack []WriteBack `json:"writeBack,omitempty"`
 	// Cause says what ended the harness; Signal is the first signal to end that was
 	// passed on to it, e.g. SIGTERM.
 	Cause  Cause  `json:"cause,omitempty"`

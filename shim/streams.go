@@ -242,7 +242,14 @@ func (s *streams) handle(f wire.Frame, exit *wire.Exit) error {
 			return wire.ErrProtocol
 		}
 		return s.stdin.Grant(n)
+	case wire.KindBack:
+		return s.c.backs.begin(f)
+	case wire.KindBackData:
+		return s.c.backs.add(f.Payload)
 	case wire.KindExit:
+		if !s.c.backs.finish() {
+			return wire.ErrProtocol
+		}
 		if err := f.JSON(exit); err != nil {
 			return err
 		}

@@ -251,7 +251,7 @@ func (c *compiler) mounts() error {
 		c.gap("bind-noexec", true, "Docker can't mount %s noexec: programs in it can run", t)
 	}
 	for _, f := range c.h.Home.Files {
-		c.plan.HomeFiles = append(c.plan.HomeFiles, HomeFile{Source: f.Source, Target: f.Target})
+		c.plan.HomeFiles = append(c.plan.HomeFiles, HomeFile{Source: f.Source, Target: f.Target, WriteBack: f.WriteBack})
 	}
 	return nil
 }
@@ -362,6 +362,9 @@ func (c *compiler) fileNotes() {
 	}
 	for _, f := range c.plan.HomeFiles {
 		c.widen("home-file:"+f.Target, false, "the agent gets a copy of %s", f.Source)
+		if f.WriteBack {
+			c.widen("write-back:"+f.Target, false, "the agent decides what %s on the host holds after the run", f.Source)
+		}
 	}
 	if m := c.plan.Process.PromptMode; m == "arg" || m == "flag" {
 		c.widen("prompt-in-argv", false, "the prompt stands in the agent's own argv, which ps on the host shows; promptMode stdin and file do not")

@@ -141,6 +141,8 @@ type EtcFile struct {
 type HomeFile struct {
 	Source string `json:"source"`
 	Target string `json:"target"`
+	// WriteBack replaces the source with what the agent left, when it ends.
+	WriteBack bool `json:"writeBack,omitempty"`
 }
 
 // Limits are the container's bounds. Memory counts swap; 0 means that the limit

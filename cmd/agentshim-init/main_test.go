@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -423,6 +424,55 @@ func TestHomeFiles(t *testing.T) {
 	want := "700 60 .codex\n700 60 .codex/deep\n600 6 .codex/deep/auth.json\n600 0 empty\n600 65537 big\nsecret700\n"
 	if exit.Code != 0 || stdout != want {
 		t.Errorf("%+v\n%s%s", exit, stdout, stderr)
+	}
+}
+
+// TestWriteBack: only what was asked for comes back, in order, and only regular files
+// of a sane size that no link leads to.
+func TestWriteBack(t *testing.T) {
+	p := start(t)
+	names := []string{"changed", "same", "gone", "folder", "link", "fifo", "socket", "large", "most", "closed", "d/behind", "d/f"}
+	for _, name := range append([]string{"unasked"}, names...) {
+		p.sendJSON(wire.KindFile, wire.File{Path: "/home/agent/" + name, Size: 3, WriteBack: name != "unasked"})
+		p.send(wire.KindFileData, 0, "old")
+	}
+	p.script(`cd /home/agent; echo new > changed; echo new > unasked; rm gone folder link fifo socket d/behind; mkdir folder; ln -s changed link; mkfifo fifo
+		head -c 1048577 /dev/zero > large; head -c 1048576 /dev/zero > most; mv d e; ln -s e d; echo x > e/behind; chmod 0 closed; echo out`)
+	got := map[string]string{}
+	var order []string
+	for {
+		f, err := p.conn.Recv()
+		if err != nil {
+			t.Fatalf("%v; %s", err, p.stderr.String())
+		}
+		switch f.Kind {
+		case wire.KindBack:
+			var b wire.Back
+			if err := f.JSON(&b); err != nil {
+				t.Fatal(err)
+			}
+			order = append(order, strings.TrimPrefix(b.Path, "/home/agent/"))
+			if b.Problem != "" {
+				got[order[len(order)-1]] = "problem: " + b.Problem
+			}
+		case wire.KindBackData:
+			got[order[len(order)-1]] += string(f.Payload)
+			continue
+		case wire.KindExit:
+			if !slices.Equal(order, names) {
+				t.Errorf("order %q", order)
+			}
+			for name, want := range map[string]string{
+				"changed": "new\n", "same": "old", "gone": "problem: it is gone", "socket": "problem: it is gone", "folder": "problem: it is no regular file",
+				"link": "problem: it is a link, or lies behind one", "fifo": "problem: it is no regular file", "large": "problem: it is larger than 1048576 bytes",
+				"most": string(make([]byte, 1<<20)), "d/behind": "problem: it is a link, or lies behind one", "d/f": "problem: it is a link, or lies behind one",
+			} {
+				if got[name] != want {
+					t.Errorf("%s: %.100q, want %.100q", name, got[name], want)
+				}
+			}
+			return
+		}
 	}
 }
 

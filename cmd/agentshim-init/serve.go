@@ -23,6 +23,7 @@ type initProcess struct {
 	oomKills int
 
 	file     *homeFile
+	backs    []string // paths of the home's files to send back
 	refused  bool
 	launched bool
 	pid      int
@@ -86,6 +87,9 @@ func (in *initProcess) prepare(f wire.Frame) error {
 		}
 		if refused = in.file.complete(); refused == nil {
 			in.file, refused = createHomeFile(wire.HomeDir, file)
+		}
+		if refused == nil && file.WriteBack {
+			in.backs = append(in.backs, file.Path)
 		}
 	case wire.KindFileData:
 		if in.file == nil {
@@ -181,6 +185,9 @@ func (in *initProcess) run(p *streams) {
 			if err := <-pumped; err != nil {
 				fatal("output", err)
 			}
+		}
+		if err := sendBacks(in.conn, wire.HomeDir, in.backs); err != nil {
+			fatal("write-back", err)
 		}
 		exit.OOMKills = oomKills(in.oomKills)
 		if err := in.conn.SendJSON(wire.KindExit, exit); err != nil {

@@ -38,6 +38,8 @@ const (
 	KindSignal                   // → big-endian uint32: signal number for the harness
 	KindExit                     // ← Exit
 	KindWindow                   // → big-endian uint32: a Size, packed, for the harness's terminal
+	KindBack                     // ← Back: the next KindBackData frames are its content
+	KindBackData                 // ← bytes
 	kindEnd
 )
 
@@ -51,7 +53,7 @@ const (
 // Limits, in bytes.
 const (
 	headerSize = 8
-	// MaxData bounds the payload of a data or file frame.
+	// MaxData bounds the payload of a data, file or back frame.
 	MaxData = 32 << 10
 	// MaxLaunch, MaxHello and MaxNote bound the payloads of a launch, of a hello
 	// and of the small JSON messages. What a hello decodes to is some hundred times
@@ -94,7 +96,7 @@ func NewConn(r io.Reader, w io.Writer) *Conn {
 // bounds are the least and the most bytes a frame's payload has.
 func bounds(k Kind) (least, most int) {
 	switch k {
-	case KindData, KindFileData:
+	case KindData, KindFileData, KindBackData:
 		return 1, MaxData
 	case KindProbe, KindStarted, KindEOF:
 		return 0, 0

@@ -80,6 +80,8 @@ var kindRules = []struct {
 	{KindSignal, 4, 4, 0},
 	{KindExit, 1, 64 << 10, 0},
 	{KindWindow, 4, 4, 0},
+	{KindBack, 1, 64 << 10, 0},
+	{KindBackData, 1, 32 << 10, 0},
 }
 
 // TestBounds holds Recv and Send to the same rules.

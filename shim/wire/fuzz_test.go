@@ -20,6 +20,7 @@ func FuzzRecv(f *testing.F) {
 	f.Add([]byte(raw(byte(KindWindow), 0, 0, 0, 4, "\x00\x18\x00\x50")))
 	f.Add([]byte(raw(byte(KindLaunch), 0, 0, 0, 0xffffffff, "")))
 	f.Add([]byte(raw(byte(KindData), 3, 1, 1, 9, "abc")))
+	f.Add([]byte(raw(byte(KindBack), 0, 0, 0, 2, "{}") + raw(byte(KindBackData), 0, 0, 0, 1, "x")))
 	f.Add([]byte(raw(byte(KindExit), 0, 0, 0, 10, `{"code":0}`)))
 	f.Add([]byte{9})
 	f.Fuzz(func(t *testing.T, in []byte) {
@@ -56,7 +57,9 @@ func FuzzHello(f *testing.F) {
 		Launch{Args: []string{"a\xff"}, Env: []string{"A=1"}, Terminal: &Size{Rows: 24, Cols: 80}},
 		Refused{Reason: "workdir", Detail: "x"},
 		Probed{UDP4: "ENETUNREACH"},
-		File{Path: "/home/agent/x", Size: 1},
+		File{Path: "/home/agent/x", Size: 1, WriteBack: true},
+		Back{Path: "/home/agent/x", Size: 1},
+		Back{Path: "/home/agent/x", Problem: "gone"},
 	} {
 		b, err := json.Marshal(v)
 		if err != nil {
@@ -79,6 +82,7 @@ func FuzzHello(f *testing.F) {
 		roundTrip(t, in, &Refused{}, &Refused{})
 		roundTrip(t, in, &Probed{}, &Probed{})
 		roundTrip(t, in, &File{}, &File{})
+		roundTrip(t, in, &Back{}, &Back{})
 	})
 }
 

@@ -125,12 +125,27 @@ type File struct {
 	// Path is absolute, clean and below HomeDir.
 	Path string `json:"path"`
 	Size int64  `json:"size"`
+	// WriteBack asks for what stands there when the harness has ended.
+	WriteBack bool `json:"writeBack,omitempty"`
 }
 
-// HomeDir is the agent's home in every container; MaxFile bounds a file in it.
+// Back is what stands at a file's path at the end; its content follows in data frames.
+// Init sends one for each File with WriteBack, in their order, between the end of the
+// streams and Exit.
+type Back struct {
+	Path string `json:"path"`
+	Size int64  `json:"size"`
+	// Problem says why there is no content: the file is gone, is no regular file, is
+	// larger than MaxBack, or can't be read. At most 1 KiB.
+	Problem string `json:"problem,omitempty"`
+}
+
+// HomeDir is the agent's home in every container; MaxFile bounds a file in it, MaxBack
+// one that is sent back.
 const (
 	HomeDir = "/home/agent"
 	MaxFile = 64 << 20
+	MaxBack = 1 << 20
 )
 
 // Launch starts the harness. Args and Env arrive byte for byte, UTF-8 or not.
