@@ -31,6 +31,7 @@ func init() {
 	attempts = map[string]func([]string) (string, error){
 		"syscall": call, "chown": chown, "mknod": mknod, "mount": mount, "setuid": setuid, "chroot": chroot,
 		"create": create, "mkdir": mkdir, "openwrite": openWrite, "openread": openRead, "read": read, "cat": cat, "list": list,
+		"rename": rename, "exchange": exchange, "link": link, "unlink": unlink, "put": put,
 		"writable": writable, "fill": fill, "stat": stat, "run": run,
 		"execin": execIn, "locked": locked, "chmod": chmod,
 		"status": status, "environ": environ, "namespaces": namespaces,
@@ -148,6 +149,21 @@ func mkdir(arg []string) (string, error) {
 		return "", err
 	}
 	return "", os.Remove(p)
+}
+
+func rename(arg []string) (string, error) { return "", unix.Rename(arg[0], arg[1]) }
+
+func exchange(arg []string) (string, error) {
+	return "", unix.Renameat2(unix.AT_FDCWD, arg[0], unix.AT_FDCWD, arg[1], unix.RENAME_EXCHANGE)
+}
+
+func link(arg []string) (string, error) { return "", unix.Link(arg[0], arg[1]) }
+
+func unlink(arg []string) (string, error) { return "", unix.Unlink(arg[0]) }
+
+// put makes a file, and the folders that it needs.
+func put(arg []string) (string, error) {
+	return "", errors.Join(os.MkdirAll(filepath.Dir(arg[0]), 0o755), os.WriteFile(arg[0], []byte("agent"), 0o600))
 }
 
 // openWrite opens an existing file for writing and writes nothing.
