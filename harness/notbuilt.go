@@ -14,7 +14,6 @@ var missingFeatures = []missing{
 	given("$.harness.auth", `leave it out or write "none"`, func(h *Harness) bool { return h.Harness.Auth != "none" }),
 	given("$.fallback", "", func(h *Harness) bool { return len(h.Fallback) > 0 }),
 	given("$.fallbackOn", "", func(h *Harness) bool { return len(h.FallbackOn) > 0 }),
-	given("$.workspace.git", `leave it out or write "none"`, func(h *Harness) bool { return h.workspace().Git != "" && h.workspace().Git != "none" }),
 	given("$.caCertificates", "", func(h *Harness) bool { return len(h.CACertificates) > 0 }),
 	given("$.egress.mode", "write deny-all, allow-list or open", func(h *Harness) bool { return h.Egress.Mode == "network" }),
 	given("$.egress.publish", "", func(h *Harness) bool { return len(h.Egress.Publish) > 0 }),

@@ -12,12 +12,14 @@ const (
 	HomeDir = "/home/agent"
 	// InitPath is where agentshim-init is mounted.
 	InitPath = "/.agentshim-init"
+	// GitPath holds what git needs beside the workspace's .git.
+	GitPath = "/.agentshim-git"
 )
 
 // closedTargets take no mount, nor does anything below or above them: kernel
 // file systems, and files agentshim puts there itself.
 var closedTargets = []string{
-	"/proc", "/sys", "/dev", "/run", "/var/run", InitPath,
+	"/proc", "/sys", "/dev", "/run", "/var/run", InitPath, GitPath,
 	"/etc/passwd", "/etc/group", "/etc/hosts", "/etc/resolv.conf", "/etc/hostname",
 }
 

@@ -138,7 +138,11 @@ type Workspace struct {
 	Target string `json:"target,omitempty" jsonschema:"minLength=1,default=/workspace"`
 	// Mode is writable, read-only, copy or none. Default read-only.
 	Mode string `json:"mode,omitempty" jsonschema:"enum=writable,enum=read-only,enum=copy,enum=none,default=read-only"`
-	// Git is private, shared or none; empty when the file does not say.
+	// Git is what becomes of the workspace's repository: private (the agent has one of
+	// its own with the current branch, and its commits come back as
+	// refs/agentshim/RUN), shared (it has the host's, and what it writes there can run
+	// on the host) or none (it sees none). Default: private, or none with a warning
+	// where the repository does not allow private.
 	Git string `json:"git,omitempty" jsonschema:"enum=private,enum=shared,enum=none"`
 	// Protect holds paths below the workspace that stay read-only.
 	Protect []string `json:"protect,omitempty" jsonschema:"minLength=1"`

@@ -123,7 +123,6 @@ func TestBadInput(t *testing.T) {
 		{"A88 accept", spec{"accept": []string{"everything"}}, []string{"$.accept[0]", `"everything"`}},
 		{"fixed variable", spec{"env": map[string]any{"HOME": "/"}}, []string{"$.env.HOME"}},
 		{"not built", spec{"egress": map[string]any{"mode": "network"}}, []string{"$.egress.mode", "not built yet"}},
-		{"not built, git", spec{"workspace": map[string]any{"source": ".", "git": "private"}}, []string{"$.workspace.git", "not built yet", `"none"`}},
 		{"all at once", spec{"nope": 1, "user": "x", "harness": with(map[string]any{"promptMode": "x"}), "mounts": []any{map[string]any{"source": ".", "target": "/proc"}}}, []string{"$.nope", "$.user", "$.harness.promptMode", "$.mounts[0].target"}},
 	}
 	each(t, func(t *testing.T, s setup) {

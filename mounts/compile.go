@@ -49,6 +49,8 @@ func Compile(h harness.Harness, f Facts, t Target) (Set, error) {
 	var ps problems
 	asked := targets(h, f.Home)
 	ps.add(modeProblem(h))
+	git, gitProblems := decideGit(h, f)
+	ps = append(ps, gitProblems...)
 	fixed, sizeProblems := tmpfs(h, t)
 	ps = append(ps, sizeProblems...)
 	volumes, volumeProblems := imageVolumes(t, asked, fixed)
@@ -59,6 +61,7 @@ func Compile(h harness.Harness, f Facts, t Target) (Set, error) {
 		}
 		ps.add(targetProblem(b, asked, fixed, t))
 		ps.add(nestingProblem(b, asked, f))
+		ps.add(gitCollision(b, git.mode, asked))
 	}
 	ps = append(ps, volumeProblems...)
 	between, parentProblems := parents(asked, all, t)
@@ -69,6 +72,7 @@ func Compile(h harness.Harness, f Facts, t Target) (Set, error) {
 	caches, cacheProblems := caches(h, f, t)
 	ps = append(ps, cacheProblems...)
 	guards, err := guardPaths(h, f)
+	guards = git.apart(guards)
 	if err != nil {
 		ps = append(ps, err)
 	}
@@ -85,6 +89,9 @@ func Compile(h harness.Harness, f Facts, t Target) (Set, error) {
 	}
 	set.Warnings = warnings(h, f, t, hostBinds)
 	if err := set.guard(h, f); err != nil {
+		return Set{}, err
+	}
+	if err := set.git(git, f, t); err != nil {
 		return Set{}, err
 	}
 	// A parent's path is a prefix of its children's, so it sorts before them.
@@ -154,10 +161,8 @@ func bindMount(b bind, s Source, t Target) Mount {
 		m.NoExecBy = ByFlag
 	}
 	if b.copy {
-		m.Source, m.Own, m.Kept, m.Writable, m.Dev, m.Ino = "", CopyTree, true, true, 0, 0
-		if t.SELinux && t.Podman {
-			m.Label = "z"
-		}
+		m.Writable = true
+		m.takeOwn(CopyTree, true, t)
 	}
 	if t.Podman {
 		return m
@@ -168,6 +173,15 @@ func bindMount(b bind, s Source, t Target) Mount {
 		m.NoExecBy = ByNothing
 	}
 	return m
+}
+
+// takeOwn makes m a bind of agentshim's own, which has no label that a confined
+// container may use.
+func (m *Mount) takeOwn(own string, kept bool, t Target) {
+	m.Source, m.Own, m.Kept, m.Dev, m.Ino = "", own, kept, 0, 0
+	if t.SELinux && t.Podman {
+		m.Label = "z"
+	}
 }
 
 // targetProblem says why b can't be mounted where it asks to be.

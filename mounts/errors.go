@@ -13,8 +13,8 @@ var ErrSource = errors.New("mount source unusable")
 // ErrRefused says that a mount is refused by policy, whatever the host allows.
 var ErrRefused = errors.New("mount refused")
 
-// Problem is one thing wrong with one mount. It unwraps to ErrSource or
-// ErrRefused, and to the system's error where there was one.
+// Problem is one thing wrong with one mount. It unwraps to ErrSource,
+// ErrRefused or ErrGit, and to the system's error where there was one.
 type Problem struct {
 	// Path is the JSON path in the harness file; $image.volumes[N] for the image's.
 	Path string
@@ -22,7 +22,7 @@ type Problem struct {
 	Value string
 	// Reason says what is wrong, Remedy what to do about it.
 	Reason, Remedy string
-	// Kind is ErrSource or ErrRefused; Err the system's error, or nil.
+	// Kind is ErrSource, ErrRefused or ErrGit; Err the system's error, or nil.
 	Kind, Err error
 }
 

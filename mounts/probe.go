@@ -116,6 +116,21 @@ func probeSources(f *Facts, all []bind, live *host, p ProbePaths) error {
 	return ps.join()
 }
 
+// ProbeFolder reads one more folder, a real path, as Probe reads the file's sources.
+func ProbeFolder(dir string, p ProbePaths) (Source, error) {
+	p = p.withDefaults()
+	s, problem := inspect(bind{json: "$.workspace", source: dir, key: dir}, p)
+	if problem != nil {
+		return Source{}, problem
+	}
+	live, err := readHost(p)
+	if err != nil {
+		return Source{}, err
+	}
+	s.Submounts, s.Sockets = live.submounts(s.Path), live.socketsBelow(s.Path)
+	return s, nil
+}
+
 // inspect opens the source without reading it (O_PATH follows links, triggers no
 // FIFO, needs no permission on the file itself), so that path, inode and flags
 // are of one and the same file.

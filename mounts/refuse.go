@@ -21,7 +21,7 @@ var (
 	// make themselves.
 	reservedTargets = []string{
 		"/etc/hosts", "/etc/resolv.conf", "/etc/hostname", "/etc/passwd", "/etc/group",
-		harness.InitPath, "/.dockerenv", "/run/.containerenv", "/run/secrets",
+		harness.InitPath, harness.GitPath, "/.dockerenv", "/run/.containerenv", "/run/secrets",
 	}
 	// volumeExact and volumeBelow are folders of the image that no VOLUME may hide.
 	volumeExact = []string{"/", "/home", "/root", "/var"}

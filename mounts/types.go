@@ -22,6 +22,8 @@ type Facts struct {
 	// SystemLinks maps a system folder that is itself a link (/home on some systems)
 	// to what it resolves to.
 	SystemLinks map[string]string
+	// Git is what the workspace is to git.
+	Git GitFacts
 	// SELinux says that the kernel enforces it.
 	SELinux bool
 	// UID is the caller's.
@@ -118,7 +120,7 @@ type Mount struct {
 	Dev uint64 `json:"-"`
 	Ino uint64 `json:"-"`
 	// Why says what it is for: workspace, mount, home, tmp, run, shm,
-	// image-volume, parent, cache, protect, guard, hide.
+	// image-volume, parent, cache, protect, guard, hide, git.
 	Why string `json:"why"`
 }
 
@@ -128,6 +130,9 @@ type Set struct {
 	Mounts []Mount `json:"mounts"`
 	// Caches are the volumes among them, in the order of their targets.
 	Caches []Cache `json:"caches,omitempty"`
+	// Git is what becomes of the workspace's .git: GitPrivate, GitShared or GitNone, or
+	// empty where it has none.
+	Git string `json:"git,omitempty"`
 	// BindNoExec lists targets where noexec was asked for and this engine can't
 	// enforce it (the gap bind-noexec).
 	BindNoExec []string `json:"bindNoExec,omitempty"`

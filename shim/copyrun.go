@@ -118,7 +118,7 @@ func (p *prepared) fillCopy(ctx context.Context, dir string) (CopyReport, error)
 	}
 	base, report, err := CopyTree(ctx, src, dst, opt)
 	if err == nil {
-		err = p.mountPoints(base)
+		err = errors.Join(p.mountPoints(base), p.gitMountPoint(tree))
 	}
 	if err == nil {
 		err = WriteBase(filepath.Join(fresh, copyBase), base)
@@ -147,7 +147,7 @@ func (p *prepared) mountPoints(base Base) error {
 	}
 	for _, m := range p.plan.Mounts {
 		rel, ok := strings.CutPrefix(m.Target, p.plan.Copy.Target+"/")
-		if t := have[path.Clean(rel)]; ok && t != TypeFolder && t != TypeFile {
+		if t := have[path.Clean(rel)]; ok && m.Why != mounts.WhyGit && t != TypeFolder && t != TypeFile {
 			return &Error{
 				Reason: ReasonMount, Msg: fmt.Sprintf("the target %q lies in the workspace, and nothing was copied there", m.Target),
 				Hint: "choose a target outside of the workspace, or one that is not hidden and that you may read",
@@ -155,6 +155,18 @@ func (p *prepared) mountPoints(base Base) error {
 		}
 	}
 	return nil
+}
+
+// gitMountPoint makes what stands under .git while the run lasts: the copy has none.
+func (p *prepared) gitMountPoint(tree string) error {
+	if !p.hasPrivateGit() {
+		return nil
+	}
+	name := filepath.Join(tree, ".git")
+	if p.git.Kind == gitOwn {
+		return os.Mkdir(name, 0o755)
+	}
+	return os.WriteFile(name, nil, 0o644)
 }
 
 // copyFailed names what the copy is of, and gives errors of the state folder their remedy.
@@ -219,6 +231,9 @@ func (p *prepared) keepCopy(rec *Record) error {
 	if !p.launched {
 		rec.Copy = nil
 		return asError(removeTree(dir, copyFolder))
+	}
+	if p.hasPrivateGit() {
+		_ = os.Remove(filepath.Join(dir, copyFolder, copyTree, ".git")) // gitMountPoint's, empty
 	}
 	if err := syncFolder(filepath.Join(dir, copyFolder)); err != nil {
 		p.job.Notice("copy: it is not on the disk yet: %v; apply it before the machine goes down", err)

@@ -40,6 +40,7 @@ const (
 	ReasonPosture           Reason = "posture"
 	ReasonEgressSetup       Reason = "egress-setup"
 	ReasonMount             Reason = "mount"
+	ReasonGit               Reason = "git"
 	ReasonPolicy            Reason = "policy"
 	ReasonEnvMissing        Reason = "env-missing"
 	ReasonPrompt            Reason = "prompt"
@@ -86,6 +87,7 @@ func Reasons() []ReasonInfo {
 		{ReasonPosture, false, "The container is not what was planned."},
 		{ReasonEgressSetup, true, "The network policy could not be applied or proven."},
 		{ReasonMount, false, "A mount is refused or its source is not usable, or the workspace can't be copied."},
+		{ReasonGit, false, "The workspace's repository can't be given to the agent as asked, or its commits can't be taken back."},
 		{ReasonPolicy, false, "The network or system call policy is not valid or is denied."},
 		{ReasonEnvMissing, false, "A variable or file that the environment is made of is not there."},
 		{ReasonPrompt, false, "The prompt is missing, too long or not readable."},

@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"testing"
 
@@ -299,7 +300,7 @@ func TestGitTakeBack(t *testing.T) {
 	}
 	f.host("gc", "-q", "--prune=now")
 	f.host("cat-file", "-e", commit)
-	if again, err := f.take(p); err != nil || again != want {
+	if again, err := f.take(p); err != nil || !reflect.DeepEqual(again, want) {
 		t.Errorf("a second time: %v, %v", again, err)
 	}
 }
@@ -323,7 +324,7 @@ func TestGitTakeBackOfNothingWritesNothing(t *testing.T) {
 			before := treeOf(t, filepath.Join(f.work, ".git"))
 			change(f, p)
 			got, err := f.take(p)
-			if err != nil || got != (gitTaken{}) {
+			if err != nil || !reflect.DeepEqual(got, gitTaken{}) {
 				t.Errorf("got %v, %v", got, err)
 			}
 			if diff := cmp.Diff(before, treeOf(t, filepath.Join(f.work, ".git"))); diff != "" {
@@ -362,7 +363,20 @@ func TestGitTakeBackChoosesTheNewCommits(t *testing.T) {
 			f.agentCommits(p)
 			f.agent(p, "checkout", "-q", "-b", "fix", "HEAD~1")
 			f.agent(p, "commit", "-q", "--allow-empty", "-m", "fix")
-		}, gitTaken{Commits: 1, Branch: "fix", Left: "main"}},
+		}, gitTaken{Commits: 1, Branch: "fix", Left: []string{"refs/heads/main"}}},
+		"a branch left behind": {func(f *gitFixture, p gitPrivate) {
+			f.agent(p, "checkout", "-q", "-b", "topic/idea")
+			f.agentCommits(p)
+			f.agent(p, "pack-refs", "--all")
+			f.agent(p, "checkout", "-q", "main")
+			f.agent(p, "branch", "earlier", "HEAD~1")
+			f.agent(p, "commit", "-q", "--allow-empty", "-m", "main")
+		}, gitTaken{Commits: 1, Branch: "main", Left: []string{"refs/heads/topic/idea"}}},
+		"a stash": {func(f *gitFixture, p gitPrivate) {
+			f.agent(p, "commit", "-q", "--allow-empty", "-m", "main")
+			f.write("README", "stashed\n")
+			f.agent(p, "stash", "-q")
+		}, gitTaken{Commits: 1, Branch: "main", Left: []string{"refs/stash"}}},
 		"one within the other": {func(f *gitFixture, p gitPrivate) {
 			f.agentCommits(p)
 			f.agent(p, "checkout", "-q", "-b", "fix")
@@ -414,7 +428,7 @@ func TestGitUnbornBranch(t *testing.T) {
 	if got := f.agent(p, "status", "--porcelain=v2", "--branch"); !strings.Contains(got, "branch.head trunk") || !strings.Contains(got, "? a") {
 		t.Errorf("status: %s", got)
 	}
-	if got, err := f.take(p); err != nil || got != (gitTaken{}) {
+	if got, err := f.take(p); err != nil || !reflect.DeepEqual(got, gitTaken{}) {
 		t.Errorf("nothing done: %v, %v", got, err)
 	}
 	commit := f.agentCommits(p)

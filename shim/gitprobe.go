@@ -49,6 +49,8 @@ type gitHost struct {
 	// may have written them in a run that shared the repository.
 	Name  string `json:"name,omitempty"`
 	Email string `json:"email,omitempty"`
+	// HooksPath is core.hooksPath of the repository itself, absolute; empty for none.
+	HooksPath string `json:"hooksPath,omitempty"`
 	// Exclude is info/exclude.
 	Exclude []byte `json:"exclude,omitempty"`
 }
@@ -263,6 +265,9 @@ func (h *gitHost) readSettings(dir, common gitFolder) error {
 	settings, err := readGitConfig(dir, common)
 	if err != nil {
 		return asMalformed("config", err)
+	}
+	if p, ok := settings.get("core.hookspath"); ok && p != "" {
+		h.HooksPath = joinPath(h.Work, p)
 	}
 	if err := checkGitConfig(settings, h.Kind == gitWorktree); err != nil {
 		return err

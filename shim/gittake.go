@@ -29,7 +29,9 @@ type gitTakeOptions struct {
 	// AllowRewrite takes a history too that does not go on from the commit that the
 	// run began with, as after an amended commit or a rebase.
 	AllowRewrite bool
-	Limits       gitLimits
+	// Branch is the one to take; empty for HEAD's or the one that the run began with.
+	Branch string
+	Limits gitLimits
 }
 
 // gitLimits bound what is taken of an agent's repository; a zero is the default.
@@ -75,8 +77,9 @@ type gitTaken struct {
 	Branch string `json:"branch,omitempty"`
 	// Rewritten says that the history does not go on from the run's first commit.
 	Rewritten bool `json:"rewritten,omitempty"`
-	// Left is the branch that the run began with, if it has commits that Ref has not.
-	Left string `json:"left,omitempty"`
+	// Left are the agent's other branches that have commits which Ref has not, and its
+	// stash, as full references, sorted; "" among them stands for too many to look at.
+	Left []string `json:"left,omitempty"`
 }
 
 // takeBack hands what an agent committed over to the host's repository, as one pack
@@ -106,8 +109,12 @@ func (g gitProgram) takeBack(ctx context.Context, p gitPrivate, o gitTakeOptions
 		return t, err
 	}
 	defer agent.close()
-	tips, err := readTips(agent, p.Host.Head)
-	if err != nil || tips.take == "" {
+	tips, err := readTips(agent, p.Host.Head, o.Branch)
+	if err != nil {
+		return t, err
+	}
+	if tips.take == "" {
+		t.Left, err = g.left(ctx, p.base(), tips.others)
 		return t, err
 	}
 	if err := os.Mkdir(o.Dir, 0o700); err != nil {
@@ -118,10 +125,14 @@ func (g gitProgram) takeBack(ctx context.Context, p gitPrivate, o gitTakeOptions
 	if err := w.quarantine(ctx, agent); err != nil {
 		return t, err
 	}
-	if err := w.pack(ctx); err != nil || w.packed == "" {
+	if err := w.pack(ctx); err != nil {
 		return t, err
 	}
-	t = gitTaken{Ref: ref, Commit: tips.take, Branch: tips.branch}
+	left, err := g.left(ctx, w.fresh(), tips.others)
+	if err != nil || w.packed == "" {
+		return gitTaken{Left: left}, err
+	}
+	t = gitTaken{Ref: ref, Commit: tips.take, Branch: tips.branch, Left: left}
 	if err := w.verify(ctx, &t, o.AllowRewrite); err != nil {
 		return gitTaken{}, err
 	}
@@ -142,11 +153,11 @@ type gitTips struct {
 	take string
 	// branch is HEAD's.
 	branch string
-	// other is the new commit of the branch that the run began with, if HEAD's is taken.
-	other string
+	// others are the other branches and the stash, by reference.
+	others map[string]string
 }
 
-func readTips(agent gitFolder, was gitHead) (gitTips, error) {
+func readTips(agent gitFolder, was gitHead, branch string) (gitTips, error) {
 	head, err := readGitHead(agent, agent)
 	if err != nil {
 		return gitTips{}, err
@@ -157,7 +168,26 @@ func readTips(agent gitFolder, was gitHead) (gitTips, error) {
 			return gitTips{}, err
 		}
 	}
-	return chooseTips(was, head, began), nil
+	t := chooseTips(was, head, began)
+	if branch != "" {
+		t.branch = branch
+		if t.take, err = readBranch(agent, branch); err != nil {
+			return gitTips{}, err
+		}
+	}
+	t.others, err = readOthers(agent)
+	return t, err
+}
+
+func readBranch(agent gitFolder, branch string) (string, error) {
+	if !validBranch(branch) {
+		return "", gitRefuse(gitMalformed, branch, "it is no name for a branch")
+	}
+	id, err := readGitRef(agent, gitHeads+"/"+branch)
+	if err == nil && id == "" {
+		err = gitRefuse(gitMalformed, branch, "there is no such branch")
+	}
+	return id, err
 }
 
 func chooseTips(was, head gitHead, began string) gitTips {
@@ -166,9 +196,6 @@ func chooseTips(was, head gitHead, began string) gitTips {
 	switch {
 	case isNew(head.Commit):
 		t.take = head.Commit
-		if isNew(began) && began != head.Commit {
-			t.other = began
-		}
 	case isNew(began):
 		t.take, t.branch = began, was.Branch
 	}
@@ -413,22 +440,6 @@ func (w *gitWork) verify(ctx context.Context, t *gitTaken, allowRewrite bool) er
 	}
 	if t.Rewritten && !allowRewrite {
 		return gitRefuse(gitRewritten, w.tips.branch, "the agent's history does not go on from where the run began")
-	}
-	return w.left(ctx, t)
-}
-
-// left looks whether the branch that the run began with has commits of its own. One
-// that can't be read has nothing to lose.
-func (w *gitWork) left(ctx context.Context, t *gitTaken) error {
-	if w.tips.other == "" {
-		return nil
-	}
-	within, err := w.git.isAncestor(ctx, w.agent(), w.tips.other, w.tips.take)
-	if ctx.Err() != nil {
-		return err
-	}
-	if err != nil || !within {
-		t.Left = w.private.Host.Head.Branch
 	}
 	return nil
 }

@@ -20,6 +20,8 @@ func (p *prepared) probeGuards() error {
 	return asError(err)
 }
 
+const hooksReason = "the host's git runs it: core.hooksPath names it"
+
 // ownPaths are the host files that say what a run is: who can change them decides
 // about the next one. Files that can't be found are left to who reads them, except
 // for the harness file, which was read by its name: a link on its way that an agent
@@ -42,6 +44,12 @@ func (p *prepared) ownPaths() ([]mounts.OwnFile, error) {
 		return nil, &mounts.Problem{
 			Path: "$", Value: p.job.SpecPath, Kind: mounts.ErrRefused, Err: err, Reason: "the harness file is not what it seems",
 			Remedy: "name the file itself, outside of what an agent can write",
+		}
+	}
+	if p.git.HooksPath != "" && !below(p.git.HooksPath, p.git.Dir, p.git.Common) {
+		// What is not there, or is a link, is for the guards to judge.
+		if add(p.git.HooksPath, "$.workspace", hooksReason) != nil {
+			own = append(own, mounts.OwnFile{Path: p.git.HooksPath, JSON: "$.workspace", Reason: hooksReason})
 		}
 	}
 	_ = add(h.PromptFile, "$.promptFile", "it is the prompt of the next run, too")

@@ -140,6 +140,8 @@ type Leftover struct {
 	// Engine and Container name its container, empty when only files are left.
 	Engine    string `json:"engine,omitempty"`
 	Container string `json:"container,omitempty"`
+	// Ref is a reference that now has the run's commits.
+	Ref string `json:"ref,omitempty"`
 	// Kept says why it was not removed; empty when it was, or would be.
 	Kept string `json:"kept,omitempty"`
 }
@@ -284,8 +286,13 @@ func (s Store) reclaim(ctx context.Context, engines map[string]Adapter, r RunInf
 	if err := removeTree(s.folders.record(r.ID), newCopyFolder); err != nil {
 		return out, err
 	}
-	if kept || r.State != RunLost {
+	if kept {
 		return out, nil
+	}
+	left, err := s.reclaimGit(ctx, &r.Record)
+	out = append(out, left...)
+	if err != nil || r.State != RunLost {
+		return out, err
 	}
 	r.Record = r.failed(&Error{Reason: ReasonInitLost, Msg: "agentshim ended before the run did; reclaimed"})
 	r.End = time.Now().UTC()

@@ -43,7 +43,9 @@ type Record struct {
 	Copy *CopyRecord `json:"copy,omitempty"`
 	// Egress is what the run could reach, once that is decided.
 	Egress *EgressRecord `json:"egress,omitempty"`
-	Phases []Phase       `json:"phases,omitempty"`
+	// Git is what became of the workspace's repository, nil where it has none.
+	Git    *GitRecord `json:"git,omitempty"`
+	Phases []Phase    `json:"phases,omitempty"`
 	// Overlaps are the runs that could write to the same workspace when this one began.
 	Overlaps []Overlap `json:"overlaps,omitempty"`
 	// Planted is what appeared in the workspace that the host may obey; absent where the

@@ -90,6 +90,8 @@ type prepared struct {
 	plan    spec.Plan
 	values  spec.Values
 	files   []homeFile
+	// git is the workspace's repository, read as data.
+	git gitHost
 	// stdin is what the harness reads.
 	stdin  io.Reader
 	phases *phases
@@ -191,13 +193,17 @@ func (f folders) probeOptions() (ProbeOptions, error) {
 // probeMounts reads the mounts' sources, once the engine is known.
 func (p *prepared) probeMounts() error {
 	var err error
-	p.host.Mounts, err = mounts.Probe(p.job.Harness, mounts.ProbePaths{
+	paths := mounts.ProbePaths{
 		Home: homeFolder(p.job.getenv), UID: p.host.Caller.UID, GID: p.host.Caller.GID, Groups: p.host.Caller.Groups,
 		Protected:    slices.Concat([]string{p.folders.state, p.folders.runtime}, p.host.Engine.Dirs, engineStores(homeFolder(p.job.getenv))),
 		KnownSockets: p.knownSockets(),
-	})
+	}
+	p.host.Mounts, err = mounts.Probe(p.job.Harness, paths)
 	if err != nil {
 		return asError(err)
+	}
+	if err := p.probeGit(paths); err != nil {
+		return err
 	}
 	return p.probeGuards()
 }
@@ -237,6 +243,8 @@ func asError(err error) error {
 		return err
 	case errors.As(err, &refusal):
 		return &Error{Reason: Reason(refusal.Reason), Hint: hints(err), Err: err}
+	case errors.Is(err, mounts.ErrGit):
+		return &Error{Reason: ReasonGit, Err: err}
 	case errors.Is(err, harness.ErrInvalid):
 		return &Error{Reason: ReasonSpecInvalid, Err: err}
 	case errors.As(err, &problem), errors.Is(err, mounts.ErrSource), errors.Is(err, mounts.ErrRefused):
@@ -374,6 +382,16 @@ func (p *prepared) execute(ctx context.Context, rec *Record) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, p.keepCopy(rec)) }()
+	if err := p.makeGit(ctx, rec, paths); err != nil {
+		return err
+	}
+	gone := true
+	defer func() {
+		lost := p.takeGit(ctx, rec, paths, gone)
+		if err == nil && rec.Exit == 0 {
+			err = lost // else the record says it
+		}
+	}()
 	look := p.lookForPlanted(ctx)
 	c, err := startContainer(ctx, p, paths)
 	if err != nil {
@@ -382,7 +400,9 @@ func (p *prepared) execute(ctx context.Context, rec *Record) (err error) {
 	c.look = look
 	err = c.drive(ctx, rec)
 	err = egressFailed(err, c.egress.close(rec))
-	left := errors.Join(c.end(err), c.way.close())
+	ended := c.end(err)
+	gone = ended == nil
+	left := errors.Join(ended, c.way.close())
 	if left != nil {
 		killContainer(readContainerID(filepath.Join(paths.Dir, "cid")))
 	}

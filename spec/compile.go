@@ -247,6 +247,9 @@ func (c *compiler) mounts() error {
 		return err
 	}
 	c.plan.Mounts, c.plan.Caches, c.plan.Guards, c.plan.Warnings = set.Mounts, set.Caches, set.Guards, set.Warnings
+	if err := c.git(set.Git); err != nil {
+		return err
+	}
 	for _, t := range set.BindNoExec {
 		c.gap("bind-noexec", true, "Docker can't mount %s noexec: programs in it can run", t)
 	}
@@ -333,6 +336,9 @@ func (c *compiler) hostNotes() {
 }
 
 func (c *compiler) fileNotes() {
+	if g := c.plan.Git; g != nil && g.Mode == mounts.GitShared {
+		c.widen("git-shared", false, "%s", g.shared(c.h.Workspace.Mode == "writable"))
+	}
 	if c.plan.Identity.UID == 0 {
 		c.widen("root-user", true, "the agent is uid 0 inside the container")
 	}

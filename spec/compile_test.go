@@ -72,6 +72,7 @@ func facts() mounts.Facts {
 			"/home/user/project/.": source("/home/user/project", true, 11),
 			"/srv/data set,1":      source("/srv/data set,1", true, 12),
 			"/srv/out":             source("/srv/out", true, 13),
+			"/srv/repo/.git":       source("/srv/repo/.git", true, 15),
 			"/srv/model.bin":       source("/srv/model.bin", false, 14),
 		},
 		HomeRoots: []string{"/home/user"},
@@ -96,6 +97,18 @@ func parse(t *testing.T, data string) harness.Harness {
 		t.Fatal(err)
 	}
 	return h
+}
+
+// gitFacts are the repositories of the goldens, by the harness file's name.
+var gitFacts = map[string]mounts.GitFacts{
+	"git-folder": {Node: mounts.NodeDir, Program: true, Dirs: []string{"/home/user/project/.git"}, GuardPaths: mounts.GitGuardPaths(".git"), Guards: mounts.GuardFacts{
+		".git": {Kind: mounts.NodeDir}, ".git/config": {Kind: mounts.NodeFile, Links: 1}, ".git/hooks": {Kind: mounts.NodeDir},
+	}},
+	"git-file": {Node: mounts.NodeFile, Program: true, Common: "/srv/repo/.git", Linked: true, Dirs: []string{"/srv/repo/.git/worktrees/project", "/srv/repo/.git"}, GuardPaths: mounts.GitGuardPaths(""), Guards: mounts.GuardFacts{
+		"config": {Kind: mounts.NodeFile, Links: 1}, "hooks": {Kind: mounts.NodeDir},
+	}},
+	"git-sub":     {Node: mounts.NodeFile, Program: true, Common: "/srv/repo/.git", Dirs: []string{"/srv/repo/.git"}},
+	"git-refused": {Node: mounts.NodeDir, Program: true, Refused: "git: alternates", Remedy: "git repack -a -d"},
 }
 
 var hosts = map[string]func() Host{"docker": dockerRoot, "podman-rootless": podmanRootless, "podman-root": podmanRoot}
@@ -129,6 +142,7 @@ func compileGolden(t *testing.T, h harness.Harness, host Host) Plan {
 	if h.Image == "volumes:1" {
 		host.Image.Volumes = []string{"/data", "/var/cache/app"}
 	}
+	host.Mounts.Git = gitFacts[h.Name]
 	plan, err := Compile(h, host, Options{EnvFiles: envFileNames(h)})
 	if err != nil {
 		t.Fatal(err)

@@ -60,21 +60,11 @@ func (c *compiler) copy() error {
 
 // copyOwner decides who owns the copy on the host: who the agent is there.
 func (c *compiler) copyOwner(p *Copy) error {
-	id, caller := c.plan.Identity, c.host.Caller
-	const hint = `leave "user" and "userns" out, or use workspace.mode "read-only"`
-	mapped := c.rootless() && (id.Userns == "keep-id" || strings.HasPrefix(id.Userns, "keep-id:") || id.Userns == "" && id.UID == 0)
-	switch {
-	case mapped:
-		p.UID, p.GID = caller.UID, caller.GID
-	case c.rootless() || id.Userns != "":
-		return refuse("identity", hint, "the agent would be a subordinate uid on the host, to whom the workspace's copy can't be given")
-	case caller.UID == 0:
-		p.UID, p.GID, p.Chown = id.UID, id.GID, true
-	case id.UID != caller.UID:
-		return refuse("identity", hint, "the workspace's copy can't be given to uid %d: only root may give files away", id.UID)
-	default:
-		p.UID, p.GID = caller.UID, caller.GID
+	owner, why := c.hostOwner()
+	if why != "" {
+		return refuse("identity", `leave "user" and "userns" out, or use workspace.mode "read-only"`, "the workspace's copy can't be given to the agent: %s", why)
 	}
+	p.UID, p.GID, p.Chown = owner.UID, owner.GID, owner.Chown
 	return nil
 }
 

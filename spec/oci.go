@@ -224,6 +224,9 @@ func (p Plan) Text() string {
 	if len(p.Guards) > 0 {
 		line("guards", "%s", p.guardText())
 	}
+	if p.Git != nil {
+		line("git", "%s", p.Git.text())
+	}
 	for _, n := range p.Widenings {
 		line("widening", "%s", n.text())
 	}

@@ -59,6 +59,8 @@ type Plan struct {
 	// Guards are the workspace's paths that are read-only or hidden where they exist. What
 	// appears there in a host's folder during the run is in the record.
 	Guards []mounts.GuardPath `json:"guards,omitempty"`
+	// Git is what becomes of the workspace's .git, nil where it has none.
+	Git *Git `json:"git,omitempty"`
 	// Etc are the generated files below /etc, mounted read-only.
 	Etc []EtcFile `json:"etc"`
 	// HomeFiles are the targets copied into the home, relative to it.

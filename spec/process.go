@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/agentshim/agentshim/harness"
+	"github.com/agentshim/agentshim/mounts"
 )
 
 // Where a variable comes from.
@@ -80,6 +81,11 @@ func (c *compiler) env() []EnvVar {
 	}
 	for name, value := range ownEnv(c.plan.Identity) {
 		set(fromShim, name, value)
+	}
+	if g := c.plan.Git; g != nil {
+		for name, value := range mounts.GitEnv(g.Mode, c.h.ContainerPath(c.h.Workspace.Target), c.host.Mounts.Git) {
+			set(fromShim, name, value)
+		}
 	}
 	if c.terminal() {
 		for _, name := range TerminalEnv {

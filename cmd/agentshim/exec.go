@@ -95,6 +95,9 @@ func (f *execFlags) run(cmd *cobra.Command, words []string) error {
 		printEnd(os.Stderr, rec)
 	}
 	printPlanted(os.Stderr, rec)
+	if rec.Reason != shim.ReasonGit { // else the error says it
+		printGitLost(os.Stderr, rec)
+	}
 	if f.result != "" {
 		err = errors.Join(err, rec.WriteFile(f.result))
 	}
@@ -140,6 +143,7 @@ func printEnd(w io.Writer, rec shim.Record) {
 	if rec.Copy != nil {
 		fmt.Fprintf(w, "agentshim: copy: the agent's changes are in a copy of %q: agentshim diff %s shows them, agentshim apply %s applies them\n", rec.Copy.Source, rec.ID, rec.ID)
 	}
+	printGit(w, rec)
 	if rec.Harness != nil && rec.Harness.OOMKills > 0 {
 		fmt.Fprintf(w, "agentshim: the kernel killed %d process(es) of the container for lack of memory (resources.memoryMb)\n", rec.Harness.OOMKills)
 	}

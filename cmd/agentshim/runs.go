@@ -99,7 +99,8 @@ func newPrune() *cobra.Command {
 		Use: "prune", Short: "Remove what lost runs left behind", Args: cobra.NoArgs,
 		Long: "Remove the containers and files of your runs whose agentshim is gone. A container goes\n" +
 			"only if it carries the run's label, the run has a record of yours, and its entrypoint is\n" +
-			"agentshim's. Records and egress logs stay, and so do private copies of workspaces, whose\n" +
+			"agentshim's. Commits of an agent with a repository of its own are taken first, as at the\n" +
+			"end of a run. Records and egress logs stay, and so do private copies of workspaces, whose\n" +
 			"size is said; --copies-older-than removes those of runs that ended longer ago, applied\n" +
 			"or not.",
 		Example: "  agentshim prune --dry-run\n  agentshim prune\n  agentshim prune --copies-older-than 30d",
@@ -127,6 +128,8 @@ func leftoverText(l shim.Leftover, dryRun bool) string {
 	}
 	verb := "removed"
 	switch {
+	case l.Ref != "":
+		return fmt.Sprintf("run %s: its commits: git log %s", l.Run, l.Ref)
 	case l.Kept != "" && l.Container == "":
 		return fmt.Sprintf("run %s: kept: %s", l.Run, l.Kept)
 	case l.Kept != "":
