@@ -1,7 +1,7 @@
 // Command bench measures agentshim. Part exec does so against the bare engine, on the
 // same image with the same flags, on every set-up of this machine; part relay measures
-// the way out of a sandbox against a direct connection and against proxies. Runs are
-// interleaved. It prints medians and ratios and judges nothing; run it on a quiet machine.
+// the way out of a sandbox against a direct connection and against proxies; part copy
+// measures the private copy of a workspace against cp -r. Runs are interleaved. It prints medians and ratios and judges nothing; run it on a quiet machine.
 package main
 
 import (
@@ -27,8 +27,8 @@ var (
 	pairs = flag.Int("pairs", 15, "interleaved pairs per set-up")
 	only  = flag.String("only", "", "set-ups whose name contains this")
 
-	part   = flag.String("part", "all", "exec, relay or all")
-	rounds = flag.Int("rounds", 5, "interleaved rounds of the relay's measurements")
+	part   = flag.String("part", "all", "exec, relay, copy or all")
+	rounds = flag.Int("rounds", 5, "interleaved rounds of the relay's and the copy's measurements")
 )
 
 // roleArg, as the first argument, makes this program one of the relay benchmark's own.
@@ -62,8 +62,10 @@ func run(args []string) error {
 		return execPart()
 	case "relay":
 		return relayPart()
+	case "copy":
+		return copyPart()
 	case "all":
-		return errors.Join(execPart(), relayPart())
+		return errors.Join(execPart(), relayPart(), copyPart())
 	}
 	return fmt.Errorf("no part %q", *part)
 }
