@@ -1,6 +1,7 @@
 package harness
 
 import (
+	"fmt"
 	"path"
 	"slices"
 	"strings"
@@ -69,6 +70,14 @@ func blocked(target string) string {
 	return ""
 }
 
+const (
+	// maxTarget leaves room for what an engine puts before a container's path, of the
+	// 4,096 bytes that the kernel takes: path_resolution(7).
+	maxTarget = 3072
+	// maxName is NAME_MAX.
+	maxName = 255
+)
+
 // pathFault is what is wrong with a container path by its text alone; "" if nothing.
 func pathFault(p string) string {
 	switch {
@@ -78,6 +87,10 @@ func pathFault(p string) string {
 		return `must not hold ".."`
 	case strings.HasPrefix(p, "~") && !strings.HasPrefix(p, "~/"):
 		return `"~" is understood only as "~/"`
+	case len(p) > maxTarget:
+		return fmt.Sprintf("must be at most %d bytes", maxTarget)
+	case slices.ContainsFunc(strings.Split(p, "/"), func(name string) bool { return len(name) > maxName }):
+		return fmt.Sprintf("must not hold a name of more than %d bytes", maxName)
 	default:
 		return ""
 	}

@@ -623,7 +623,8 @@ func TestSubmount(t *testing.T) {
 	})
 }
 
-// A62: nested binds, each with its own mode.
+// A62: nested binds, each with its own mode, in whatever order the file lists them;
+// files on files.
 func TestNestedModes(t *testing.T) {
 	each(t, func(t *testing.T, s setup) {
 		dir := s.folder(t)
@@ -635,16 +636,20 @@ func TestNestedModes(t *testing.T) {
 		r := s.sh(t, spec{
 			"workspace": map[string]any{"source": at("rw"), "mode": "writable"},
 			"mounts": []map[string]any{
+				{"source": at("c"), "target": "ro/b", "writable": true}, // before its parent
 				{"source": at("a"), "target": "ro"},
-				{"source": at("c"), "target": "ro/b", "writable": true},
+				{"source": at("ro/rw/ro"), "target": "/ro/rw/ro"},
 				{"source": at("ro"), "target": "/ro"},
 				{"source": at("ro/rw"), "target": "/ro/rw", "writable": true},
-				{"source": at("ro/rw/ro"), "target": "/ro/rw/ro"},
+				{"source": at("a/b/f"), "target": "/ro/rw/ro/f", "writable": true}, // a writable file in a read-only folder
+				{"source": at("a/b/f"), "target": "ro/b/f"},                        // and the other way round
 			},
-		}, `for d in /workspace /workspace/ro /workspace/ro/b /ro /ro/rw /ro/rw/ro; do
+		}, `for f in /ro/rw/ro/f ro/b/f; do if (echo x >> $f) 2>/tmp/e; then echo "$f=rw"; else grep -q 'Read-only file system' /tmp/e && echo "$f=ro"; fi; done
+		for d in /workspace /workspace/ro /workspace/ro/b /ro /ro/rw /ro/rw/ro; do
 			if (touch $d/t) 2>/tmp/e; then echo "$d=rw"; else grep -q 'Read-only file system' /tmp/e && echo "$d=ro"; fi; done`).ok(t)
 		wantPairs(t, r.Stdout, map[string]string{
 			"/workspace": "rw", "/workspace/ro": "ro", "/workspace/ro/b": "rw", "/ro": "ro", "/ro/rw": "rw", "/ro/rw/ro": "ro",
+			"/ro/rw/ro/f": "rw", "ro/b/f": "ro",
 		})
 	})
 }
