@@ -91,7 +91,11 @@ func (p *prepared) makeCopy(ctx context.Context, rec *Record) error {
 	p.phases.done("copy")
 	p.sayCopied(rec.Copy, time.Since(began))
 	// A killed run's copy is found by its record.
-	return rec.write(p.folders)
+	if err := rec.write(p.folders); err != nil {
+		rec.Copy = nil
+		return errors.Join(err, removeTree(dir, copyFolder))
+	}
+	return nil
 }
 
 // fillCopy makes the folder newCopyFolder in dir and, when it is whole, renames it to copyFolder.

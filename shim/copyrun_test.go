@@ -265,6 +265,10 @@ func TestMakeCopyFails(t *testing.T) {
 		{"a mount point that is", context.Background(), func(_ *testing.T, r *copyRun) {
 			r.p.plan.Mounts = []mounts.Mount{{Target: "/workspace"}, {Target: "/workspace/sub"}, {Target: "/workspaces"}}
 		}, nil},
+		{"a folder that the agent may not read", context.Background(), func(t *testing.T, r *copyRun) {
+			mustAll(t, os.Chmod(r.ws, 0o700))
+			r.p.plan.Copy.UID, r.p.plan.Copy.GID, r.p.plan.Copy.Chown = 24199, 24199, true
+		}, unix.EACCES},
 		{"into itself", context.Background(), func(_ *testing.T, r *copyRun) {
 			var st unix.Stat_t
 			mustAll(t, unix.Lstat(r.store.folders.state, &st))

@@ -313,8 +313,7 @@ func (w *copyWorker) makeFolder(t folderTask, src int) (bool, error) {
 		return false, treeError(t.path, ErrTreeItself)
 	}
 	if !mayRead(&st, w.owner) {
-		w.leave(t.path, leftUnreadable)
-		return false, nil
+		return false, w.unopened(t.path, unix.EACCES)
 	}
 	if t.path == "" {
 		return true, giveOwner(w.dst, w.owner)
@@ -336,7 +335,7 @@ func (w *copyWorker) makeFolder(t folderTask, src int) (bool, error) {
 func (w *copyWorker) unopened(p string, err error) error {
 	switch {
 	case p == "":
-		return fmt.Errorf("open the folder to copy: %w", err)
+		return treeError(p, fmt.Errorf("open the folder to copy: %w", err))
 	case errors.Is(err, unix.ENOENT):
 		w.leave(p, leftVanished)
 		return nil
@@ -599,6 +598,8 @@ func treeError(p string, err error) error {
 		err, hint = ErrTreeChanged, "stop what writes into the workspace (an editor's or a build's watcher, another run) and try again"
 	case diskHint(err) != "":
 		return &Error{Reason: ReasonState, Msg: "copy of " + briefName(p), Hint: diskHint(err), Err: err}
+	case p == "" && errors.Is(err, unix.EACCES):
+		hint = "let the agent's uid list and enter the workspace, or run as another one"
 	case errors.Is(err, unix.EXDEV):
 		err, hint = ErrTreeMount, "unmount it, or take a folder without mounts as the workspace"
 	}
