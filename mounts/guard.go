@@ -251,7 +251,8 @@ type GuardSet struct {
 
 // Guards decides the mounts that keep the paths from being changed or seen through
 // ws, the workspace's bind. root is the host's folder, of which ws may be a copy, which
-// has nothing of what is hidden; facts come from ProbeGuards, others are the container's other mounts. It is pure and equal arguments give an equal GuardSet. Every refusal
+// has nothing of what is hidden; facts come from ProbeGuards, others are the container's
+// other mounts. It is pure and equal arguments give an equal GuardSet. Every refusal
 // is reported at once, each a *Problem that is ErrRefused.
 //
 // It guarantees, against a process without capabilities in the container, that what

@@ -1,7 +1,9 @@
 // Command bench measures agentshim. Part exec does so against the bare engine, on the
-// same image with the same flags, on every set-up of this machine; part relay measures
-// the way out of a sandbox against a direct connection and against proxies; part copy
-// measures the private copy of a workspace against cp -r. Runs are interleaved. It prints medians and ratios and judges nothing; run it on a quiet machine.
+// same image with the same flags, on every set-up of this machine; part mounts does it with
+// 1, 20 and 200 mounts; part relay measures the way out of a sandbox against a direct
+// connection and against proxies; part copy measures the private copy of a workspace
+// against cp -r. Runs are interleaved. It prints medians and ratios and judges nothing;
+// run it on a quiet machine.
 package main
 
 import (
@@ -27,7 +29,7 @@ var (
 	pairs = flag.Int("pairs", 15, "interleaved pairs per set-up")
 	only  = flag.String("only", "", "set-ups whose name contains this")
 
-	part   = flag.String("part", "all", "exec, relay, copy or all")
+	part   = flag.String("part", "all", "exec, mounts, relay, copy or all")
 	rounds = flag.Int("rounds", 5, "interleaved rounds of the relay's and the copy's measurements")
 )
 
@@ -60,24 +62,28 @@ func run(args []string) error {
 	switch *part {
 	case "exec":
 		return execPart()
+	case "mounts":
+		return mountsPart()
 	case "relay":
 		return relayPart()
 	case "copy":
 		return copyPart()
 	case "all":
-		return errors.Join(execPart(), relayPart(), copyPart())
+		return errors.Join(execPart(), mountsPart(), relayPart(), copyPart())
 	}
 	return fmt.Errorf("no part %q", *part)
 }
 
-func execPart() error {
+func execPart() error { return eachSetup((*bench).run) }
+
+func eachSetup(part func(*bench) error) error {
 	for _, s := range setups {
 		if !strings.Contains(s.name, *only) {
 			continue
 		}
 		b, err := newBench(s)
 		if err == nil {
-			err = b.run()
+			err = part(b)
 		}
 		b.close()
 		if err != nil {
@@ -198,19 +204,21 @@ func (b *bench) capture() error {
 	if err := errors.Join(exec.Command("cp", "-rp", runDir, copied).Run(), os.Remove(filepath.Join(copied, "cid"))); err != nil {
 		return err
 	}
-	return b.bareArgv(copied)
+	b.bare, err = b.bareArgv(denyAll)
+	return err
 }
 
-// bareArgv is the plan's argv with true as the entrypoint.
-func (b *bench) bareArgv(runDir string) error {
-	out, err := b.command(b.agentshim, "plan", "--format", "argv", "--spec", filepath.Join(b.dir, denyAll)).Output()
+// bareArgv is a file's argv with true as the entrypoint and the captured run's folder.
+func (b *bench) bareArgv(file string) ([]string, error) {
+	out, err := b.command(b.agentshim, "plan", "--format", "argv", "--spec", filepath.Join(b.dir, file)).Output()
 	if err != nil {
-		return fmt.Errorf("plan: %w", err)
+		return nil, fmt.Errorf("plan: %w", err)
 	}
-	var argv []string
+	var argv, bare []string
 	if err := json.Unmarshal(out, &argv); err != nil {
-		return err
+		return nil, err
 	}
+	runDir := filepath.Join(b.dir, "run")
 	for _, a := range argv {
 		switch {
 		case strings.HasPrefix(a, "--cidfile="), strings.HasPrefix(a, "--name="), a == "wire/1":
@@ -219,9 +227,9 @@ func (b *bench) bareArgv(runDir string) error {
 			a = "--entrypoint=/bin/true"
 		}
 		a = strings.ReplaceAll(a, "/RUN_DIR/", runDir+"/")
-		b.bare = append(b.bare, strings.ReplaceAll(a, "/AGENTSHIM_INIT", runDir+"/agentshim-init"))
+		bare = append(bare, strings.ReplaceAll(a, "/AGENTSHIM_INIT", runDir+"/agentshim-init"))
 	}
-	return nil
+	return bare, nil
 }
 
 func waitForRun(state string) (string, error) {
