@@ -121,7 +121,7 @@ func TestGuardsRefused(t *testing.T) {
 		} {
 			t.Run(name, func(t *testing.T) {
 				dir := s.folder(t)
-				place(t, filepath.Join(dir, "file"), nil, 0o644)
+				place(t, filepath.Join(dir, "file"), []byte("host"), 0o644)
 				if err := plant(dir); err != nil {
 					t.Fatal(err)
 				}
@@ -129,8 +129,10 @@ func TestGuardsRefused(t *testing.T) {
 				r := s.sh(t, fields, "echo ran").refused(t, shim.ReasonMount)
 				wantText(t, r.Stderr, "$.workspace: ", "be protected", `workspace.mode "read-only"`)
 				if name == "link" {
-					fields["workspace"] = map[string]any{"source": dir}
-					s.sh(t, fields, "true").ok(t)
+					fields["workspace"] = map[string]any{"source": dir, "hide": []string{"file"}}
+					if r := s.sh(t, fields, `cat file; test -L .envrc && echo link`).ok(t); r.Stdout != "link\n" {
+						t.Errorf("read-only, with a hidden file: %q", r.Stdout)
+					}
 				}
 			})
 		}

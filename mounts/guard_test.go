@@ -148,12 +148,10 @@ func guardFacts(lines ...string) GuardFacts {
 
 const guardRoot = "/home/me/ws"
 
-var (
-	guardWorkspace = Mount{
-		Target: "/workspace", Type: TypeBind, Source: guardRoot, Writable: true, NoSUIDBy: ByFlag, NoDevBy: ByFlag,
-		Dev: 7, Ino: 1, Why: WhyWorkspace,
-	}
-)
+var guardWorkspace = Mount{
+	Target: "/workspace", Type: TypeBind, Source: guardRoot, Writable: true, NoSUIDBy: ByFlag, NoDevBy: ByFlag,
+	Dev: 7, Ino: 1, Why: WhyWorkspace,
+}
 
 func protect(rels ...string) (out []GuardPath) {
 	for i, r := range rels {
