@@ -86,9 +86,19 @@ func TestDevicesRefused(t *testing.T) {
 			t.Fatal(err)
 		}
 		rows := []struct{ device, want string }{
-			{"/dev/loop0", "block device"}, {disguised, "memory"}, {"/dev/kmsg", "memory"}, {"/dev/null", "already"},
-			{"/dev/tty1", "terminals"}, {"/dev/console", "terminals"}, {"/dev/ptmx", "terminals"}, {"/dev/loop-control", "controls the host"},
-			{"/dev/net/tun", "controls the host"}, {"/dev/stdin", "link"}, {link, "link"}, {"/dev/shm", "no device"}, {"/dev/no-such", "no such file"},
+			{"/dev/loop0", "block device"},
+			{disguised, "memory"},
+			{"/dev/kmsg", "memory"},
+			{"/dev/null", "already"},
+			{"/dev/tty1", "terminals"},
+			{"/dev/console", "terminals"},
+			{"/dev/ptmx", "terminals"},
+			{"/dev/loop-control", "controls the host"},
+			{"/dev/net/tun", "controls the host"},
+			{"/dev/stdin", "link"},
+			{link, "link"},
+			{"/dev/shm", "no device"},
+			{"/dev/no-such", "no such file"},
 		}
 		var devices, accept []string
 		for _, row := range rows {

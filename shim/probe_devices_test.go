@@ -50,8 +50,13 @@ func TestDrivers(t *testing.T) {
 		major, minor uint32
 		want         []string
 	}{
-		{1, 3, []string{"mem"}}, {4, 70, []string{"/dev/vc/0", "tty"}}, {226, 128, []string{"drm"}},
-		{10, 232, []string{"kvm"}}, {10, 1, nil}, {7, 0, nil}, {999, 0, nil},
+		{1, 3, []string{"mem"}},
+		{4, 70, []string{"/dev/vc/0", "tty"}},
+		{226, 128, []string{"drm"}},
+		{10, 232, []string{"kvm"}},
+		{10, 1, nil},
+		{7, 0, nil},
+		{999, 0, nil},
 	} {
 		if diff := cmp.Diff(c.want, d.of(c.major, c.minor)); diff != "" {
 			t.Errorf("%d:%d: %s", c.major, c.minor, diff)

@@ -253,7 +253,7 @@ func asError(err error) error {
 	return &Error{Reason: ReasonInternal, Err: err}
 }
 
-// hints joins the remedies of every refusal in err.
+// hints joins the remedies of every refusal in err, each once.
 func hints(err error) string {
 	if r, ok := err.(*spec.Refusal); ok { //nolint:errorlint // each node is looked at by itself
 		return r.Hint
@@ -262,7 +262,7 @@ func hints(err error) string {
 	switch u := err.(type) { //nolint:errorlint // as above
 	case interface{ Unwrap() []error }:
 		for _, e := range u.Unwrap() {
-			if h := hints(e); h != "" {
+			if h := hints(e); h != "" && !slices.Contains(out, h) {
 				out = append(out, h)
 			}
 		}
