@@ -22,8 +22,6 @@ var missingFeatures = []missing{
 	given("$.egress.renderer", `leave it out or write "auto"`, func(h *Harness) bool { return h.Egress.Renderer != "auto" }),
 	given("$.egress.proxy", "", func(h *Harness) bool { return h.Egress.Proxy != "" }),
 	given("$.seccomp.profile", `leave it out or write "default"`, func(h *Harness) bool { return h.Seccomp.Profile != "default" }),
-	given("$.seccomp.allow", "", func(h *Harness) bool { return len(h.Seccomp.Allow) > 0 }),
-	given("$.seccomp.deny", "", func(h *Harness) bool { return len(h.Seccomp.Deny) > 0 }),
 	given("$.session", "", func(h *Harness) bool { return h.Session != nil }),
 }
 

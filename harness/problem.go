@@ -180,8 +180,8 @@ func member(path, key string) string {
 
 func element(path string, i int) string { return fmt.Sprintf("%s[%d]", path, i) }
 
-// nearest is the candidate that got is most likely a slip of; "" if none is near.
-func nearest(got string, candidates []string) string {
+// Nearest is the candidate that got is most likely a slip of; "" if none is near.
+func Nearest(got string, candidates []string) string {
 	best, bound := "", max(2, len(got)/3)+1
 	if len(got) > shownLength {
 		return ""
@@ -223,7 +223,7 @@ func (p *problems) didYouMean(got string, candidates []string) string {
 	if p.full() {
 		return ""
 	}
-	if best := nearest(got, candidates); best != "" {
+	if best := Nearest(got, candidates); best != "" {
 		return fmt.Sprintf("did you mean %q?", best)
 	}
 	return ""

@@ -266,10 +266,10 @@ type ValueFrom struct {
 type Seccomp struct {
 	// Profile is default, nested or a file in Docker's format. Default default.
 	Profile string `json:"profile,omitempty" jsonschema:"minLength=1,default=default"`
-	// Allow names system calls to allow besides the profile's.
-	Allow []string `json:"allow,omitempty" jsonschema:"minLength=1"`
+	// Allow names system calls to allow besides the profile's; each is the widening syscall:NAME.
+	Allow []string `json:"allow,omitempty" jsonschema:"minLength=1,maxItems=512,uniqueItems=true"`
 	// Deny names system calls to refuse besides the profile's.
-	Deny []string `json:"deny,omitempty" jsonschema:"minLength=1"`
+	Deny []string `json:"deny,omitempty" jsonschema:"minLength=1,maxItems=512,uniqueItems=true"`
 }
 
 // Resources limits the container. Zero means the default.

@@ -15,59 +15,71 @@ import (
 
 // Compile returns the policy for s on t. It is pure: it reads neither the host's
 // kernel nor its architecture, so the same input gives the same bytes
-// everywhere. Every problem of the input is reported at once; the errors are
-// ErrArch and ErrUnsupported. ErrContradiction means a defect in the
-// tables. It does not tell whether a libseccomp accepts the result; Verify does.
+// everywhere, whatever the order of s's lists. What s opens is in the policy's
+// Openings; whether it is accepted is the caller's to check. Every problem of the
+// input is reported at once, as a *Problem each, but ErrArch alone. ErrContradiction
+// means a defect in the tables. Compile does not tell whether a libseccomp accepts the result; Verify does.
 func Compile(s harness.Seccomp, t Target) (*Policy, error) {
 	return compile(moby.DefaultProfile(), differences, s, t)
 }
 
 func compile(base *moby.Seccomp, table []difference, s harness.Seccomp, t Target) (*Policy, error) {
-	calls, arches, err := resolve(base, t.Arch)
-	if err := errors.Join(supported(s), err); err != nil {
+	judged, arches, err := judge(base, table, t.Arch)
+	if err != nil {
 		return nil, err
 	}
-	p := &Policy{target: t, arches: arches, defaultErrno: eNOSYS}
+	p := &Policy{target: t, arches: arches, defaultErrno: eNOSYS, judged: judged}
 	if t.Docker {
 		p.defaultErrno = ePERM
 	}
-	p.rules = group(p.effective(ungrouped(calls, table)))
+	if err := errors.Join(append(p.profile(s), p.lists(s)...)...); err != nil {
+		return nil, err
+	}
+	p.rules = group(p.effective(p.judged.rules()))
 	if err := check(p.rules, p.defaultErrno); err != nil {
 		return nil, err
 	}
 	return p, nil
 }
 
-// supported refuses what is not built, by name; nothing is ignored.
-func supported(s harness.Seccomp) error {
-	var errs []error
-	if s.Profile != "" && s.Profile != "default" {
-		errs = append(errs, fmt.Errorf("seccomp.profile %q: %w", s.Profile, ErrUnsupported))
-	}
-	if len(s.Allow) > 0 {
-		errs = append(errs, fmt.Errorf("seccomp.allow %q: %w", s.Allow, ErrUnsupported))
-	}
-	if len(s.Deny) > 0 {
-		errs = append(errs, fmt.Errorf("seccomp.deny %q: %w", s.Deny, ErrUnsupported))
-	}
-	return errors.Join(errs...)
+// judgement is what the policy says of one call, and what a harness file may make of it.
+type judgement struct {
+	clauses []clause
+	reason  string
+	open    opening
+	gives   string
 }
 
-// ungrouped returns one rule per call and clause, the table's in place of the base's.
-func ungrouped(base map[string][]clause, table []difference) []rule {
-	var rules []rule
-	base = maps.Clone(base)
+type judgements map[string]judgement
+
+// judge returns the default policy: the table's judgements in place of the base's.
+func judge(base *moby.Seccomp, table []difference, goarch string) (judgements, []oci.Arch, error) {
+	calls, arches, err := resolve(base, goarch)
+	if err != nil {
+		return nil, nil, err
+	}
+	judged := judgements{}
+	for name, clauses := range calls {
+		judged[name] = judgement{clauses: clauses, reason: baseReason, open: dangerous}
+	}
+	judged.put(table)
+	return judged, arches, nil
+}
+
+func (j judgements) put(table []difference) {
 	for _, d := range table {
 		for _, name := range d.names {
-			delete(base, name)
-			for _, c := range d.clauses {
-				rules = append(rules, rule{[]string{name}, c, d.reason})
-			}
+			j[name] = judgement{d.clauses, d.reason, d.open, d.gives}
 		}
 	}
-	for _, name := range slices.Sorted(maps.Keys(base)) {
-		for _, c := range base[name] {
-			rules = append(rules, rule{[]string{name}, c, baseReason})
+}
+
+// rules returns one rule per call and clause.
+func (j judgements) rules() []rule {
+	var rules []rule
+	for _, name := range slices.Sorted(maps.Keys(j)) {
+		for _, c := range j[name].clauses {
+			rules = append(rules, rule{[]string{name}, c, j[name].reason})
 		}
 	}
 	return rules

@@ -7,7 +7,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -140,7 +139,6 @@ func mustJSON(t *testing.T, v any) string {
 }
 
 func TestCompileRefuses(t *testing.T) {
-	amd64 := Target{Arch: "amd64"}
 	for _, tc := range []struct {
 		name   string
 		file   harness.Seccomp
@@ -150,11 +148,6 @@ func TestCompileRefuses(t *testing.T) {
 		{"no architecture", harness.Seccomp{}, Target{}, ErrArch},
 		{"foreign architecture", harness.Seccomp{}, Target{Arch: "riscv64"}, ErrArch},
 		{"libseccomp's name of the architecture", harness.Seccomp{}, Target{Arch: "x86_64"}, ErrArch},
-		{"nested", harness.Seccomp{Profile: "nested"}, amd64, ErrUnsupported},
-		{"file", harness.Seccomp{Profile: "profile.json"}, amd64, ErrUnsupported},
-		{"unconfined", harness.Seccomp{Profile: "unconfined"}, amd64, ErrUnsupported},
-		{"allow", harness.Seccomp{Allow: []string{"ptrace"}}, amd64, ErrUnsupported},
-		{"deny", harness.Seccomp{Profile: "default", Deny: []string{"chmod"}}, amd64, ErrUnsupported},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			p, err := Compile(tc.file, tc.target)
@@ -163,13 +156,7 @@ func TestCompileRefuses(t *testing.T) {
 			}
 		})
 	}
-	_, err := Compile(harness.Seccomp{Profile: "nested", Allow: []string{"a"}, Deny: []string{"b"}}, Target{})
-	for _, part := range []string{"seccomp.profile", "seccomp.allow", "seccomp.deny", "arch"} {
-		if err == nil || !strings.Contains(err.Error(), part) {
-			t.Errorf("%v does not name %q", err, part)
-		}
-	}
-	if _, err := Compile(harness.Seccomp{Profile: "default"}, amd64); err != nil {
+	if _, err := Compile(harness.Seccomp{Profile: "default"}, Target{Arch: "amd64"}); err != nil {
 		t.Errorf("profile default: %v", err)
 	}
 }

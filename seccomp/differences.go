@@ -27,11 +27,26 @@ const (
 	cloneNewUser, cloneNewPID, cloneNewNet, cloneNewAnyone = 0x10000000, 0x20000000, 0x40000000, 0x7e020000
 )
 
+// opening says whether a harness file may allow a call that the policy refuses.
+type opening int
+
+const (
+	// fixed: never. A guarantee stands on the rule that no accept gives up.
+	fixed opening = iota
+	// dangerous: with the accept syscall:NAME.
+	dangerous
+	// harmless: by naming it, which the plan shows.
+	harmless
+)
+
 // difference replaces everything the base says of its calls.
 type difference struct {
 	names   []string
 	clauses []clause
 	reason  string
+	open    opening
+	// gives says what whoever allows the calls gives up beyond what reason says.
+	gives string
 }
 
 // differences is the reviewed table. Compile drops a clause that says no more than
@@ -60,16 +75,19 @@ var differences = []difference{
 		names:   []string{"add_key", "keyctl", "request_key"},
 		clauses: []clause{refuse(ePERM)},
 		reason:  "keyrings are per uid, shared with the host without a user namespace",
+		open:    dangerous,
 	},
 	{
 		names:   []string{"kcmp", "pidfd_getfd", "process_madvise", "process_vm_readv", "process_vm_writev", "ptrace"},
 		clauses: []clause{refuse(ePERM)},
 		reason:  "reads or changes another process",
+		open:    dangerous,
 	},
 	{
 		names:   []string{"migrate_pages", "move_pages"},
 		clauses: []clause{refuse(ePERM)},
 		reason:  "moves another process's memory",
+		open:    dangerous,
 	},
 	{
 		names:   []string{"prlimit64", "sched_setaffinity", "sched_setattr", "sched_setparam", "sched_setscheduler"},
@@ -100,16 +118,20 @@ var differences = []difference{
 		names:   []string{"io_uring_enter", "io_uring_register", "io_uring_setup"},
 		clauses: []clause{refuse(ePERM)},
 		reason:  "does what other calls do, past this filter, and is kernel attack surface; runtimes fall back",
+		open:    dangerous,
+		gives:   "it opens sockets of every family, so that AF_VSOCK gets around the egress policy",
 	},
 	{
 		names:   []string{"bpf", "perf_event_open", "userfaultfd"},
 		clauses: []clause{refuse(ePERM)},
 		reason:  "kernel attack surface without use for an agent",
+		open:    dangerous,
 	},
 	{
 		names:   []string{"open_by_handle_at"},
 		clauses: []clause{refuse(ePERM)},
 		reason:  "opens files outside the container's mounts (the shocker escape)",
+		open:    dangerous,
 	},
 	{
 		names: []string{
@@ -118,26 +140,31 @@ var differences = []difference{
 		},
 		clauses: []clause{refuse(ePERM)},
 		reason:  "changes what the container sees of the file system",
+		open:    dangerous,
 	},
 	{
 		names:   []string{"setns", "unshare"},
 		clauses: []clause{refuse(ePERM)},
 		reason:  "a user namespace gives capabilities over kernel code that expects root",
+		open:    dangerous,
 	},
 	{
 		names:   []string{"clone"},
 		clauses: cloneClauses(),
 		reason:  "threads and processes, no namespaces",
+		open:    dangerous,
 	},
 	{
 		names:   []string{"clone3"},
 		clauses: []clause{refuse(eNOSYS)},
 		reason:  "its flags are behind a pointer; a libc falls back to clone on ENOSYS, not on EPERM",
+		open:    dangerous,
 	},
 	{
 		names:   []string{"ioctl"},
 		clauses: ioctlClauses(tiocSTI, tiocLinux),
 		reason:  "no TIOCSTI, no TIOCLINUX: both type into the caller's terminal (CVE-2023-1523)",
+		open:    dangerous,
 	},
 	{
 		names: []string{
@@ -146,6 +173,7 @@ var differences = []difference{
 		},
 		clauses: []clause{refuse(ePERM)},
 		reason:  "loads code into the kernel",
+		open:    dangerous,
 	},
 	{
 		names: []string{
@@ -155,6 +183,7 @@ var differences = []difference{
 		},
 		clauses: []clause{refuse(ePERM)},
 		reason:  "administers the host",
+		open:    dangerous,
 	},
 	{
 		names: []string{
@@ -165,11 +194,13 @@ var differences = []difference{
 		},
 		clauses: []clause{refuse(eNOSYS)},
 		reason:  "obsolete: absent from the kernel or replaced by a newer call",
+		open:    harmless,
 	},
 	{
 		names:   []string{"get_mempolicy", "mbind", "set_mempolicy", "set_mempolicy_home_node"},
 		clauses: []clause{refuse(eNOSYS)},
 		reason:  "NUMA placement, as on a kernel without it; runtimes probe it",
+		open:    harmless,
 	},
 	{
 		names: []string{
@@ -177,6 +208,7 @@ var differences = []difference{
 		},
 		clauses: []clause{refuse(eNOSYS)},
 		reason:  "newer than the base: callers fall back",
+		open:    harmless,
 	},
 }
 

@@ -43,8 +43,14 @@ import (
 var (
 	// ErrArch means that no policy exists for the architecture.
 	ErrArch = errors.New("architecture without a seccomp policy")
-	// ErrUnsupported names a part of harness.Seccomp that this version cannot compile.
-	ErrUnsupported = errors.New("not supported by this version")
+	// ErrName means that the architecture has no call of that name.
+	ErrName = errors.New("no such system call")
+	// ErrNeeded means that nothing could start without the call.
+	ErrNeeded = errors.New("needed to start")
+	// ErrFixed means that a guarantee stands on the call's rules, whatever is accepted.
+	ErrFixed = errors.New("not to be opened")
+	// ErrBoth means that a call is in allow and in deny.
+	ErrBoth = errors.New("allowed and denied")
 	// ErrContradiction means that two rules judge one call differently, or that a
 	// rule has no effect or none that every runtime agrees on.
 	ErrContradiction = errors.New("contradictory seccomp rules")
@@ -72,7 +78,36 @@ type Policy struct {
 	arches       []oci.Arch
 	defaultErrno uint
 	rules        []rule
+	// judged says the same per call; openings and remarks how it differs from the default.
+	judged   judgements
+	openings []Opening
+	remarks  []string
+	summary  string
 }
+
+// Opening is what a harness file opens beyond the default policy.
+type Opening struct {
+	// Name is what the file's accept calls it: syscall:NAME, nested-seccomp or custom-seccomp.
+	Name string
+	// NeedsAccept is set unless the default policy refuses the call for tidiness only.
+	NeedsAccept bool
+	// Detail says for people what it opens, in printable characters.
+	Detail string
+}
+
+// Problem is one error of the harness file's seccomp part.
+type Problem struct {
+	// Path is the JSON path in the harness file.
+	Path string
+	// Msg says what is wrong, Remedy what to do about it; both in printable characters.
+	Msg, Remedy string
+	// Kind is one of the sentinels.
+	Kind error
+}
+
+func (p *Problem) Error() string { return p.Path + ": " + p.Msg }
+
+func (p *Problem) Unwrap() error { return p.Kind }
 
 // rule is one verdict for several calls. Without args it holds whatever the arguments are.
 type rule struct {

@@ -299,10 +299,31 @@ func (c *compiler) kernel() error {
 func (c *compiler) seccomp() error {
 	policy, err := seccomp.Compile(c.h.Seccomp, seccomp.Target{Arch: c.host.Machine.Arch, Docker: !c.podman()})
 	if err != nil {
-		return err
+		return seccompRefusal(err)
 	}
-	c.plan.Seccomp, c.plan.SeccompDigest = policy, "sha256:"+policy.Digest()
+	c.plan.Seccomp, c.plan.SeccompDigest, c.plan.SeccompChanges = policy, "sha256:"+policy.Digest(), policy.Summary()
+	for _, o := range policy.Openings() {
+		c.widen(o.Name, o.NeedsAccept, "%s", o.Detail)
+	}
+	c.plan.Warnings = append(c.plan.Warnings, policy.Remarks()...)
 	return nil
+}
+
+// seccompRefusal gives each problem of the file's policy its remedy.
+func seccompRefusal(err error) error {
+	joined, ok := err.(interface{ Unwrap() []error }) //nolint:errorlint // only the outermost joins
+	if !ok {
+		return refuse("policy", "use an amd64 or arm64 machine", "seccomp: %v", err)
+	}
+	var errs []error
+	for _, e := range joined.Unwrap() {
+		var p *seccomp.Problem
+		if errors.As(e, &p) {
+			e = refuse("policy", p.Remedy, "%s", p)
+		}
+		errs = append(errs, e)
+	}
+	return errors.Join(errs...)
 }
 
 // notes adds what holds for the whole plan and refuses what is not accepted.

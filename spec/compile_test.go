@@ -250,6 +250,11 @@ func TestRefusals(t *testing.T) {
 		"image for another uid":      {`"workspace":{"source":"."}}`, with(dockerRoot, func(h *Host) { h.Image.User = "1234:5" }), "image-user", "1234"},
 		"egress rule":                {`"user":"5:5","egress":{"mode":"allow-list","allow":["a.example","*"]}}`, dockerRoot, "policy", "$.egress.allow[1]: "},
 		"egress without effect":      {`"user":"5:5","egress":{"allow":["a.example"]}}`, dockerRoot, "policy", "$.egress.mode: "},
+		"dangerous call":             {`"user":"5:5","seccomp":{"allow":["ptrace"]}}`, dockerRoot, "widening", "syscall:ptrace"},
+		"another call accepted":      {`"user":"5:5","seccomp":{"allow":["ptrace"]},"accept":["syscall:bpf"]}`, dockerRoot, "widening", "syscall:ptrace"},
+		"call's typo":                {`"user":"5:5","seccomp":{"allow":["mbind","ptrce"]}}`, dockerRoot, "policy", "$.seccomp.allow[1]: "},
+		"needed call":                {`"user":"5:5","seccomp":{"deny":["execve"]}}`, dockerRoot, "policy", "$.seccomp.deny[0]: "},
+		"foreign architecture":       {`"user":"5:5"}`, with(dockerRoot, func(h *Host) { h.Machine.Arch = "riscv64" }), "policy", "riscv64"},
 		"rootless Docker":            {`"user":"5:5"}`, with(dockerRoot, func(h *Host) { h.Engine.Rootless = true }), "engine-unsupported", "rootless Docker"},
 		"Docker with userns-remap":   {`"user":"5:5"}`, with(dockerRoot, func(h *Host) { h.Engine.UserNamespace = true }), "engine-unsupported", "userns-remap"},
 	} {

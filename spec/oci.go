@@ -209,7 +209,7 @@ func (p Plan) Text() string {
 	line("folder", "%s", p.Process.Cwd)
 	line("variables", "%s", p.envText())
 	p.egressText(line)
-	line("seccomp", "%s", p.SeccompDigest)
+	line("seccomp", "%s", strings.TrimSuffix(p.SeccompDigest+"; "+p.SeccompChanges, "; "))
 	line("limits", "%s", p.limitText())
 	line("root", "%s", map[bool]string{true: "read-only", false: "writable"}[p.ReadOnlyRootfs])
 	for _, m := range p.Mounts {

@@ -83,6 +83,8 @@ type Plan struct {
 	EgressRules []string `json:"egressRules,omitempty"`
 	// SeccompDigest identifies the system call policy.
 	SeccompDigest string `json:"seccompDigest"`
+	// SeccompChanges says in words how it differs from the default policy, empty where it does not.
+	SeccompChanges string `json:"seccompChanges,omitempty"`
 	// Widenings are what the file opened; Gaps what this host can't enforce.
 	Widenings []Note `json:"widenings,omitempty"`
 	Gaps      []Note `json:"gaps,omitempty"`

@@ -1,0 +1,151 @@
+package seccomp
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	oci "github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/agentshim/agentshim/harness"
+)
+
+// Openings returns what the harness file opens beyond the default policy, in the
+// order of the names within each of profile and allow. The caller owns the slice.
+func (p *Policy) Openings() []Opening { return slices.Clone(p.openings) }
+
+// Remarks returns what a reader of the harness file may not expect, for people. The
+// caller owns the slice.
+func (p *Policy) Remarks() []string { return slices.Clone(p.remarks) }
+
+// Summary names the profile and what the file allows and denies; empty for the
+// default policy.
+func (p *Policy) Summary() string { return p.summary }
+
+// profile puts the file's profile in place of the default.
+func (p *Policy) profile(s harness.Seccomp) []error {
+	if s.Profile != "" && s.Profile != "default" {
+		return []error{&Problem{"$.seccomp.profile", fmt.Sprintf("%q is not built yet", s.Profile), `write "default"`, ErrName}}
+	}
+	return nil
+}
+
+// lists applies allow and deny.
+func (p *Policy) lists(s harness.Seccomp) []error {
+	var errs []error
+	at := func(list string, names []string, do func(path, name string) *Problem) {
+		for i, name := range names {
+			path := fmt.Sprintf("$.seccomp.%s[%d]", list, i)
+			if _, ok := p.judged[name]; !ok {
+				errs = append(errs, unknown(path, name, p.judged, p.target.Arch))
+			} else if slices.Contains(names[:i], name) {
+				continue
+			} else if problem := do(path, name); problem != nil {
+				errs = append(errs, problem)
+			}
+		}
+	}
+	at("allow", s.Allow, func(path, name string) *Problem {
+		if slices.Contains(s.Deny, name) {
+			return &Problem{path, name + " is also in deny", "take it out of one of them", ErrBoth}
+		}
+		return p.allow(path, name)
+	})
+	at("deny", s.Deny, p.deny)
+	slices.SortFunc(p.openings, func(a, b Opening) int { return strings.Compare(a.Name, b.Name) })
+	slices.Sort(p.remarks)
+	p.summary = summary(s)
+	return errs
+}
+
+func summary(s harness.Seccomp) string {
+	words := []string{"profile " + s.Profile}
+	if s.Profile == "" || s.Profile == "default" {
+		words = nil
+	}
+	for _, list := range []struct {
+		word  string
+		names []string
+	}{{"also allows", s.Allow}, {"also denies", s.Deny}} {
+		if len(list.names) > 0 {
+			words = append(words, list.word+" "+strings.Join(slices.Compact(slices.Sorted(slices.Values(list.names))), " "))
+		}
+	}
+	return strings.Join(words, "; ")
+}
+
+// unknown is the problem of a name that no rule is about.
+func unknown(path, name string, judged judgements, arch string) *Problem {
+	remedy := "agentshim seccomp show lists the names"
+	if near := harness.Nearest(name, slices.Sorted(maps.Keys(judged))); near != "" {
+		remedy = fmt.Sprintf("did you mean %q?", near)
+	}
+	return &Problem{path, fmt.Sprintf("%s has no system call %q", arch, cut(name)), remedy, ErrName}
+}
+
+// cut bounds what a message repeats of a name.
+func cut(name string) string {
+	if len(name) > 64 {
+		return name[:64] + "…"
+	}
+	return name
+}
+
+func (p *Policy) allow(path, name string) *Problem {
+	j := p.judged[name]
+	switch {
+	case j.whole(oci.ActAllow):
+		p.remark("seccomp.allow of %s has no effect: it is allowed already", name)
+		return nil
+	case j.open == fixed:
+		return &Problem{path, fmt.Sprintf("%s can't be opened further: %s", name, j.reason), "take it out of allow", ErrFixed}
+	}
+	p.open(name, j)
+	p.judged[name] = judgement{clauses: []clause{allow()}, reason: "seccomp.allow", open: j.open}
+	if _, ok := newer[name]; ok {
+		p.remark("%s is new: a container runtime whose libseccomp doesn't know it goes on refusing it", name)
+	}
+	return nil
+}
+
+// open notes that more of name is allowed than j does.
+func (p *Policy) open(name string, j judgement) {
+	o := Opening{Name: "syscall:" + name, NeedsAccept: j.open == dangerous}
+	if o.Detail = fmt.Sprintf("the agent may call %s, refused otherwise: %s", name, j.reason); j.some(oci.ActAllow) {
+		o.Detail = fmt.Sprintf("the agent may call %s with any arguments, some of them refused otherwise: %s", name, j.reason)
+	}
+	if j.gives != "" {
+		o.Detail += "; " + j.gives
+	}
+	if !slices.Contains(p.openings, o) {
+		p.openings = append(p.openings, o)
+	}
+}
+
+func (p *Policy) deny(path, name string) *Problem {
+	j := p.judged[name]
+	switch {
+	case slices.Contains(neededCalls, name):
+		return &Problem{path, fmt.Sprintf("%s can't be denied: init, the container's runtime or every program ends without it", name), "take it out of deny", ErrNeeded}
+	case !j.some(oci.ActAllow):
+		p.remark("seccomp.deny of %s has no effect: it is refused already", name)
+		return nil
+	}
+	p.judged[name] = judgement{clauses: []clause{refuse(ePERM)}, reason: "seccomp.deny", open: j.open}
+	return nil
+}
+
+func (p *Policy) remark(format string, args ...any) {
+	p.remarks = append(p.remarks, fmt.Sprintf(format, args...))
+}
+
+// whole says that one verdict holds whatever the arguments are.
+func (j judgement) whole(action oci.LinuxSeccompAction) bool {
+	return len(j.clauses) == 1 && len(j.clauses[0].args) == 0 && j.clauses[0].action == action
+}
+
+// some says that a clause has the verdict.
+func (j judgement) some(action oci.LinuxSeccompAction) bool {
+	return slices.ContainsFunc(j.clauses, func(c clause) bool { return c.action == action })
+}
