@@ -107,20 +107,9 @@ echo said > ~/.local/share/agent/sessions/1; chmod 0 ~/.cache/npm/f; chmod 0755 
 			}
 		})
 		t.Run("a killed run leaves it usable", func(t *testing.T) {
-			cmd, cancel := s.command(t, call{State: state}, agentshim, "exec", "--spec", file, "--", "echo killed > ~/.cache/npm/killed; echo there; sleep 100")
-			defer cancel()
-			out, err := cmd.StdoutPipe()
-			if err == nil {
-				err = cmd.Start()
-			}
-			if err != nil {
-				t.Fatal(err)
-			}
-			if _, err := out.Read(make([]byte, 6)); err != nil {
-				t.Fatal(err)
-			}
-			_ = cmd.Process.Kill()
-			_ = cmd.Wait()
+			b := s.begin(t, fields, "echo killed > ~/.cache/npm/killed; echo ready; sleep 100")
+			b.signal(t, syscall.SIGKILL)
+			<-b.waited
 			if r := exec("cat ~/.cache/npm/killed").ok(t); r.Stdout != "killed\n" {
 				t.Errorf("printed %q", r.Stdout)
 			}
@@ -225,7 +214,7 @@ func TestCacheCommands(t *testing.T) {
 			"workspace": map[string]any{"source": s.folder(t)},
 			"caches":    []map[string]any{{"name": "one", "key": "k", "target": "/opt/one"}, {"name": "two", "target": "/opt/two"}},
 		}
-		file, state := s.write(t, fields), s.private(t)
+		file, state := s.write(t, fields), ""
 		s.dropCaches(t, file)
 		p := s.planned(t, file)
 		one, two := p.Caches[0], p.Caches[1]
@@ -249,18 +238,8 @@ func TestCacheCommands(t *testing.T) {
 		s.bare(t, "volume", "create", "--label=agentshim.cache=1", "agentshim-test-labels").ok(t)
 		t.Cleanup(func() { s.bare(t, "volume", "rm", "-f", stranger, "agentshim-test-labels") })
 
-		cmd, cancel := s.command(t, call{State: state}, agentshim, "exec", "--spec", file, "--", "head -c 300000 /dev/urandom > /opt/one/f; ln -s / /opt/one/root; echo there; sleep 100")
-		defer cancel()
-		out, err := cmd.StdoutPipe()
-		if err == nil {
-			err = cmd.Start()
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-		if _, err := out.Read(make([]byte, 6)); err != nil {
-			t.Fatal(err)
-		}
+		b := s.begin(t, fields, "head -c 300000 /dev/urandom > /opt/one/f; ln -s / /opt/one/root; echo ready; sleep 100")
+		state = b.state
 		all := list()
 		if c := all[one.Volume]; !c.InUse || c.Bytes < 300000 || c.Bytes > 320000 || c.CacheID != one.ID || c.Used.IsZero() || time.Since(c.Made) > time.Minute {
 			t.Errorf("%+v", c)
@@ -274,8 +253,8 @@ func TestCacheCommands(t *testing.T) {
 		if r := s.bare(t, "volume", "rm", one.Volume); r.Code == 0 {
 			t.Error("the engine itself removes a volume in use")
 		}
-		_ = cmd.Process.Signal(syscall.SIGTERM)
-		_ = cmd.Wait()
+		b.signal(t, syscall.SIGTERM)
+		<-b.waited
 
 		if c := list()[one.Volume]; c.InUse || c.Bytes < 300000 {
 			t.Errorf("after the run: %+v", c)

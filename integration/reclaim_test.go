@@ -88,6 +88,10 @@ func TestPrune(t *testing.T) {
 		id, stranger := s.ran(t, state), s.ran(t, state)
 		s.lose(t, state, id, "/.agentshim-init")
 		s.lose(t, state, stranger, "/bin/true")
+		setUp := id + "-cache-1"
+		s.bare(t, "create", "--name=agentshim-"+setUp, "--label=agentshim.run="+id, "--network=none", "--entrypoint=/.agentshim-init", "agentshim/hello:test",
+			"cache/1", "/.agentshim-cache", "1000", "1000").ok(t)
+		t.Cleanup(func() { s.bare(t, "rm", "--force", "agentshim-"+setUp) })
 		runtime := filepath.Join("/tmp/agentshim-"+strconv.Itoa(callerUID(t, s)), id)
 
 		runs := s.call(t, call{State: state}, "runs").ok(t).Stdout
@@ -99,7 +103,7 @@ func TestPrune(t *testing.T) {
 			t.Errorf("dry run:\n%s", dry)
 		}
 		out := s.call(t, call{State: state}, "prune").ok(t).Stdout
-		if !strings.Contains(out, "run "+id+": removed "+s.engine+" container") || s.exists(t, id) {
+		if !strings.Contains(out, "run "+id+": removed "+s.engine+" container") || s.exists(t, id) || s.exists(t, setUp) {
 			t.Errorf("prune:\n%s", out)
 		}
 		if !strings.Contains(out, "run "+stranger+": kept ") || !s.exists(t, stranger) {

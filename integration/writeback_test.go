@@ -92,32 +92,17 @@ ln -s `+filepath.Join(dir, "in-secret")+` link; head -c 2000000 /dev/zero > larg
 func TestWriteBackStopped(t *testing.T) {
 	each(t, func(t *testing.T, s setup) {
 		dir, home := s.homeFiles(t, "agents", "both")
-		script := `for f in agents both; do printf new > ~/.agent/$f; done; echo there; exec sleep 100`
-		cmd, cancel := s.command(t, call{}, agentshim, "exec", "--spec", s.write(t, spec{"home": home}), "--", script)
-		defer cancel()
-		var stderr bytes.Buffer
-		cmd.Stderr = &stderr
-		out, err := cmd.StdoutPipe()
-		if err == nil {
-			err = cmd.Start()
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-		if _, err := out.Read(make([]byte, 6)); err != nil {
-			t.Fatalf("%v: %s", err, stderr.String())
-		}
+		b := s.begin(t, spec{"home": home}, `for f in agents both; do printf new > ~/.agent/$f; done; echo ready; exec sleep 100`)
 		if err := os.WriteFile(filepath.Join(dir, "both"), []byte("host's"), 0o640); err != nil {
 			t.Fatal(err)
 		}
-		_ = cmd.Process.Signal(syscall.SIGTERM)
-		_ = cmd.Wait()
-		if code := cmd.ProcessState.ExitCode(); code != 128+int(syscall.SIGTERM) {
-			t.Errorf("exit %d: %s", code, stderr.String())
-		}
+		b.signal(t, syscall.SIGTERM)
+		rec := b.over(t, 128+int(syscall.SIGTERM))
 		s.wantHost(t, filepath.Join(dir, "agents"), "new")
 		s.wantHost(t, filepath.Join(dir, "both"), "host's")
-		wantText(t, stderr.String(), "it changed on the host during the run")
+		if w := rec.WriteBack; len(w) != 2 || w[0].Outcome != shim.BackReplaced || w[1].Outcome != shim.BackKept || !strings.Contains(w[1].Detail, "changed on the host") {
+			t.Errorf("%+v", w)
+		}
 		t.Run("timeout", func(t *testing.T) {
 			dir, home := s.homeFiles(t, "agents")
 			r := s.sh(t, spec{"home": home, "timeout": "1s", "stopGrace": "1s"}, `trap "" TERM; printf late > ~/.agent/agents; while :; do sleep 1; done`)

@@ -43,27 +43,26 @@ type cacheStore struct {
 	uses    cacheUses
 }
 
-func (s Store) caches(ctx context.Context, engine string) (cacheStore, error) {
+func (s Store) caches(ctx context.Context, engine string) (cacheStore, []CacheInfo, error) {
 	o, err := s.folders.probeOptions()
 	if err != nil {
-		return cacheStore{}, err
+		return cacheStore{}, nil, err
 	}
 	o.Engine, o.Getenv, o.Runner = engine, s.getenv, s.runner
 	a, err := ProbeEngine(ctx, o)
 	if err != nil {
-		return cacheStore{}, err
+		return cacheStore{}, nil, err
 	}
-	return cacheStore{s, a, cacheUses{cache: openCache(s.folders.uses()), engine: a.Engine()}}, nil
+	c := cacheStore{s, a, cacheUses{cache: openCache(s.folders.uses()), engine: a.Engine()}}
+	list, err := c.list(ctx)
+	return c, list, err
 }
 
 // Caches lists an engine's caches, by project and name, whoever's they are. Volumes that
 // only look like one are left out.
 func (s Store) Caches(ctx context.Context, engine string) ([]CacheInfo, error) {
-	c, err := s.caches(ctx, engine)
-	if err != nil {
-		return nil, err
-	}
-	return c.list(ctx)
+	_, list, err := s.caches(ctx, engine)
+	return list, err
 }
 
 func (c cacheStore) list(ctx context.Context) ([]CacheInfo, error) {
@@ -101,11 +100,7 @@ func (c CacheInfo) digits() string { return c.Volume[strings.LastIndexByte(c.Vol
 // that a container has mounted is an error, the engine's own if it came between. It
 // returns what was removed.
 func (s Store) RemoveCaches(ctx context.Context, engine string, names []string) ([]CacheInfo, error) {
-	c, err := s.caches(ctx, engine)
-	if err != nil {
-		return nil, err
-	}
-	list, err := c.list(ctx)
+	c, list, err := s.caches(ctx, engine)
 	if err != nil {
 		return nil, err
 	}
@@ -166,11 +161,7 @@ func (c cacheStore) remove(ctx context.Context, info CacheInfo) error {
 // has another uid and that this user's state folder does not know stay: on a shared
 // engine they are another user's. With dryRun it only says what it would remove.
 func (s Store) PruneCaches(ctx context.Context, engine string, older time.Duration, dryRun bool) ([]CacheInfo, error) {
-	c, err := s.caches(ctx, engine)
-	if err != nil {
-		return nil, err
-	}
-	list, err := c.list(ctx)
+	c, list, err := s.caches(ctx, engine)
 	if err != nil {
 		return nil, err
 	}

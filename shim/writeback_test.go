@@ -14,10 +14,10 @@ import (
 	"github.com/agentshim/agentshim/shim/wire"
 )
 
-// delivered is a file of the home with writeBack in a folder of its own.
-func delivered(t *testing.T, content string) (homeFile, string) {
+// delivered is a file "old" of the home with writeBack in a folder of its own.
+func delivered(t *testing.T) (homeFile, string) {
 	t.Helper()
-	path := mustWrite(t, filepath.Join(t.TempDir(), "auth.json"), content)
+	path := mustWrite(t, filepath.Join(t.TempDir(), "auth.json"), "old")
 	if err := os.Chmod(path, 0o640); err != nil {
 		t.Fatal(err)
 	}
@@ -42,7 +42,7 @@ func mustRemain(t *testing.T, path, want string) {
 }
 
 func TestWriteBack(t *testing.T) {
-	f, path := delivered(t, "old")
+	f, path := delivered(t)
 	before, err := os.Stat(path)
 	if err != nil {
 		t.Fatal(err)
@@ -90,7 +90,7 @@ func TestWriteBackKeeps(t *testing.T) {
 		"gone":   {os.Remove, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
-			f, path := delivered(t, "old")
+			f, path := delivered(t)
 			if err := c.change(path); err != nil {
 				t.Fatal(err)
 			}
@@ -102,7 +102,7 @@ func TestWriteBackKeeps(t *testing.T) {
 			}
 		})
 	}
-	f, path := delivered(t, "old")
+	f, path := delivered(t)
 	for _, b := range []back{{Back: wire.Back{Problem: "it is gone\x1b[2J"}}, {}} {
 		if w := writeBackOne(f, b); w.Outcome != BackKept || w.Detail == "" || strings.Contains(w.Detail, "\x1b") {
 			t.Errorf("%+v", w)
@@ -132,7 +132,7 @@ func changeUnseen(p string) error {
 
 // TestWriteBackLate: a host's change in the very moment of the exchange is put back.
 func TestWriteBackLate(t *testing.T) {
-	f, path := delivered(t, "old")
+	f, path := delivered(t)
 	dir, err := os.Open(filepath.Dir(path))
 	if err != nil {
 		t.Fatal(err)

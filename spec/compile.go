@@ -163,6 +163,10 @@ func (c *compiler) userns(id Identity) (string, error) {
 	if !c.rootless() && intent == "keep-id" {
 		return "", refuse("policy", "leave userns out, or run Podman as an ordinary user", "rootful Podman has no userns \"keep-id\"")
 	}
+	if intent == "auto" && len(c.h.Caches) > 0 {
+		return "", refuse("policy", "leave userns out, or the caches",
+			"userns \"auto\" gives the agent another id on the host in every run, so that a cache of an earlier run is not its own")
+	}
 	if intent == "engine" || intent == "" {
 		return "", c.mapped(id)
 	}

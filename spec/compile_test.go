@@ -245,6 +245,7 @@ func TestRefusals(t *testing.T) {
 		"noexec on Docker":           {`"user":"5:5","mounts":[{"source":"/srv/out","target":"/o","noexec":true}]}`, dockerRoot, "gap", "bind-noexec"},
 		"keep-id as root":            {`"user":"5:5","userns":"keep-id"}`, podmanRoot, "policy", "keep-id"},
 		"userns auto on Docker":      {`"user":"5:5","userns":"auto"}`, dockerRoot, "policy", "Podman only"},
+		"caches with userns auto":    {`"user":"5:5","userns":"auto","caches":[{"name":"c","target":"/c"}]}`, podmanRoot, "policy", "another id"},
 		"uid beyond the range":       {`"user":"70000:5","accept":["rootless-cgroup-limits"]}`, podmanRootless, "identity", "65536"},
 		"userns engine without user": {`"userns":"engine","accept":["rootless-cgroup-limits"]}`, podmanRootless, "identity", "engine"},
 		"image for another uid":      {`"workspace":{"source":"."}}`, with(dockerRoot, func(h *Host) { h.Image.User = "1234:5" }), "image-user", "1234"},
