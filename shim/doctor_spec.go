@@ -65,6 +65,9 @@ func (d *doctor) planned(ctx context.Context, r *report, a Adapter) bool {
 	if err == nil {
 		p.host.Machine, err = ProbeMachine()
 	}
+	if err == nil {
+		err = p.probeDevices(d.probe)
+	}
 	if err != nil {
 		r.add("plan", failed(err))
 		return false

@@ -19,10 +19,21 @@ import (
 	"github.com/agentshim/agentshim/spec"
 )
 
-// probeDevices reads what stands at the device paths of the harness file. A node is
+// probeDevices reads the devices and groups that the harness file names, once the
+// engine is known.
+func (p *prepared) probeDevices(o ProbeOptions) error {
+	var err error
+	if p.host.Devices, err = deviceFiles(o, p.job.Harness); err != nil {
+		return err
+	}
+	p.host.GroupOwns, err = groupOwns(o, p.job.Harness, p.host.Engine.Socket)
+	return err
+}
+
+// deviceFiles reads what stands at the device paths of the harness file. A node is
 // looked at through a descriptor of it that follows no link and does not open the
 // device: opening may act on it.
-func probeDevices(o ProbeOptions, h harness.Harness) (map[string]spec.DeviceFile, error) {
+func deviceFiles(o ProbeOptions, h harness.Harness) (map[string]spec.DeviceFile, error) {
 	if len(h.Devices) == 0 {
 		return nil, nil
 	}
@@ -117,9 +128,9 @@ var (
 	}
 )
 
-// probeGroups says which groups of the harness file own what no agent may have. A
+// groupOwns says which groups of the harness file own what no agent may have. A
 // group that opens such a thing by an access list is not found.
-func probeGroups(o ProbeOptions, h harness.Harness, engineSocket string) (map[uint32]string, error) {
+func groupOwns(o ProbeOptions, h harness.Harness, engineSocket string) (map[uint32]string, error) {
 	if len(h.Groups) == 0 {
 		return nil, nil
 	}

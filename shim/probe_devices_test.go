@@ -78,7 +78,7 @@ func TestProbeDevices(t *testing.T) {
 		t.Fatal(err)
 	}
 	names := []string{"/dev/link", "/dev/dir/null", "/dev/loop", "/dev/file", "/dev/fifo", "/dev/none"}
-	found, err := probeDevices(ProbeOptions{root: root}, harness.Harness{Devices: names})
+	found, err := deviceFiles(ProbeOptions{root: root}, harness.Harness{Devices: names})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -87,7 +87,7 @@ func TestProbeDevices(t *testing.T) {
 			t.Errorf("%s: %q, want %q", names[i], got, want)
 		}
 	}
-	found, err = probeDevices(ProbeOptions{}, harness.Harness{Devices: []string{"/dev/null"}})
+	found, err = deviceFiles(ProbeOptions{}, harness.Harness{Devices: []string{"/dev/null"}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -111,7 +111,7 @@ func TestProbeGroups(t *testing.T) {
 		{"", map[uint32]string{6: "disks", 998: "an engine", own: `"/etc/shadow"`}},
 		{"/srv/engine.sock", map[uint32]string{6: "disks", 998: "an engine", own: `"/srv/engine.sock"`}},
 	} {
-		got, err := probeGroups(ProbeOptions{root: root}, harness.Harness{Groups: []int{44}}, c.socket)
+		got, err := groupOwns(ProbeOptions{root: root}, harness.Harness{Groups: []int{44}}, c.socket)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -119,7 +119,7 @@ func TestProbeGroups(t *testing.T) {
 			t.Error(diff)
 		}
 	}
-	if got, err := probeGroups(ProbeOptions{root: root}, harness.Harness{}, ""); got != nil || err != nil {
+	if got, err := groupOwns(ProbeOptions{root: root}, harness.Harness{}, ""); got != nil || err != nil {
 		t.Errorf("without groups: %v, %v", got, err)
 	}
 }

@@ -163,7 +163,7 @@ func homeFolder(getenv func(string) string) string {
 	return ProbeOptions{Getenv: getenv}.home()
 }
 
-// probe reads the engine, the image and the mounts' sources.
+// probe reads the engine, the image, and what the file names on the host.
 func (p *prepared) probe(ctx context.Context) error {
 	h := p.job.Harness
 	opts, err := p.folders.probeOptions()
@@ -175,10 +175,7 @@ func (p *prepared) probe(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if p.host.Devices, err = probeDevices(opts.withDefaults(), h); err != nil {
-		return err
-	}
-	if p.host.GroupOwns, err = probeGroups(opts.withDefaults(), h, p.host.Engine.Socket); err != nil {
+	if err := p.probeDevices(opts.withDefaults()); err != nil {
 		return err
 	}
 	return p.probeMounts()
