@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"github.com/agentshim/agentshim/mounts"
 )
@@ -89,10 +90,24 @@ func (p *prepared) writable() mounts.Source {
 	return mounts.Source{}
 }
 
+// covered are the paths of the workspace that the agent finds something else at.
+func (p *prepared) covered() []string {
+	target := p.job.Harness.ContainerPath(p.job.Harness.Workspace.Target)
+	var out []string
+	for _, m := range p.plan.Mounts {
+		if rel, ok := strings.CutPrefix(m.Target, target+"/"); ok && m.Why != mounts.WhyGuard {
+			out = append(out, rel)
+		}
+	}
+	return out
+}
+
 // plantedLook compares a workspace before a run and after. A nil one finds nothing.
 type plantedLook struct {
 	root   mounts.Source
 	guards []mounts.GuardPath
+	// covered are the paths that the container has another mount on.
+	covered []string
 	// taken is closed when before and err are there.
 	taken  chan struct{}
 	before plantedSnapshot
@@ -106,7 +121,7 @@ func (p *prepared) lookForPlanted(ctx context.Context) *plantedLook {
 	if root.Path == "" {
 		return nil
 	}
-	l := &plantedLook{root: root, guards: p.plan.Guards, taken: make(chan struct{})}
+	l := &plantedLook{root: root, guards: p.plan.Guards, covered: p.covered(), taken: make(chan struct{})}
 	go func() {
 		defer close(l.taken)
 		l.before, l.err = takePlantedSnapshot(ctx, l.root, l.guards, plantedLimits{})
@@ -132,6 +147,8 @@ func (l *plantedLook) report(ctx context.Context) *PlantedReport {
 	if err != nil {
 		return &PlantedReport{Limit: limitRoot}
 	}
+	l.before.without(l.covered)
+	after.without(l.covered)
 	r := comparePlanted(l.guards, l.before, after)
 	return &r
 }

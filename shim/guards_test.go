@@ -132,6 +132,12 @@ func TestPlantedLook(t *testing.T) {
 	if diff := cmp.Diff([]Planted{{Path: ".envrc", What: PlantedCreated, Kind: mounts.NodeFile, Reason: "direnv"}}, r.Items); diff != "" {
 		t.Error(diff)
 	}
+	p.plan.Mounts = append(p.plan.Mounts, mounts.Mount{Type: mounts.TypeBind, Target: "/workspace/.git", Own: "git", Why: "git"})
+	p.job.Harness.Workspace.Target = "/workspace"
+	r = look(p, func() { _ = os.MkdirAll(dir+"/.git/hooks", 0o700); _ = os.WriteFile(dir+"/.git/config", nil, 0o600) })
+	if len(r.Items) != 0 {
+		t.Errorf("what the agent can't reach is reported: %v", r.Items)
+	}
 	moved := look(p, func() { _ = os.Rename(dir, dir+".old"); _ = os.Mkdir(dir, 0o700) })
 	if moved.Limit != limitRoot || len(moved.Lines()) == 0 {
 		t.Errorf("another folder: %+v", moved)

@@ -99,8 +99,8 @@ func (l plantedLimits) withDefaults() plantedLimits {
 type plantedSnapshot struct {
 	taken  time.Time
 	guards mounts.GuardFacts
-	// git has each entry named .git, and as nodeRepository each folder that git would
-	// take for a bare repository, by path relative to the workspace.
+	// git has each entry named .git, as nodeRepository each folder that git would take
+	// for a bare repository, and what git obeys in both, by path relative to the workspace.
 	git map[string]mounts.GuardNode
 	// entries counts what was looked at, unread the folders that could not be.
 	entries, unread int
@@ -109,7 +109,8 @@ type plantedSnapshot struct {
 
 // takePlantedSnapshot looks at the guarded paths and walks the workspace for
 // repositories, shallow folders first. It follows no link, crosses into no other
-// file system, opens nothing but folders, and does not enter a folder named .git.
+// file system, opens nothing but folders, and of a folder named .git sees only what
+// git obeys in it: its configuration and its hooks.
 // What moves while it walks may be missed or be seen twice. A folder whose path has
 // more than 4095 bytes counts as unread. An error says that the root can't be looked
 // at; bounds that were hit are none.
@@ -197,6 +198,7 @@ func (w *plantedWalk) folder(f *plantedFolder) []*plantedFolder {
 	}
 	if git.repository() {
 		w.find(fd, "", rel)
+		w.obeyed(fd, ".", rel)
 	}
 	w.bounds()
 	return subs
@@ -209,6 +211,7 @@ func (w *plantedWalk) entry(f *plantedFolder, fd int, rel string, e os.DirEntry,
 	switch {
 	case strings.EqualFold(name, ".git"): // macOS and Windows shares know no case
 		w.find(fd, name, path.Join(rel, name))
+		w.obeyed(fd, name, path.Join(rel, name))
 	case e.IsDir():
 		*subs = append(*subs, &plantedFolder{parent: f, name: name})
 	}
@@ -247,6 +250,58 @@ func (w *plantedWalk) find(fd int, name, rel string) {
 		n.Born = st.Btime.Sec*1e9 + int64(st.Btime.Nsec)
 	}
 	w.s.git[path.Join(".", rel)] = n
+}
+
+// gitObeyed are the files of a repository that make git run something, or name another
+// repository: git-config(1), githooks(5), gitattributes(5), gitrepository-layout(5).
+var gitObeyed = []string{"commondir", "config", "config.worktree", "info/attributes"}
+
+const (
+	gitHooks = "hooks"
+	// maxHooks bounds the hooks of one repository; git knows less than thirty.
+	maxHooks = 100
+)
+
+// obeyed notes what git obeys in the repository name in the folder fd, if it is one.
+func (w *plantedWalk) obeyed(fd int, name, rel string) {
+	how := unix.OpenHow{Flags: unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC, Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_XDEV}
+	repo, err := unix.Openat2(fd, name, &how)
+	if err != nil {
+		return // a git link, or gone
+	}
+	defer unix.Close(repo)
+	for _, file := range gitObeyed {
+		at, base := repo, path.Base(file)
+		if dir := path.Dir(file); dir != "." {
+			if at, err = unix.Openat2(repo, dir, &how); err != nil {
+				continue
+			}
+			defer unix.Close(at)
+		}
+		w.find(at, base, path.Join(rel, file))
+	}
+	how.Flags = unix.O_RDONLY | unix.O_DIRECTORY | unix.O_CLOEXEC
+	hooks, err := unix.Openat2(repo, gitHooks, &how)
+	if err != nil {
+		w.find(repo, gitHooks, path.Join(rel, gitHooks)) // a link, perhaps
+		return
+	}
+	dir := os.NewFile(uintptr(hooks), "/proc/self/fd/"+strconv.Itoa(hooks))
+	defer dir.Close()
+	list, _ := dir.ReadDir(maxHooks)
+	for _, e := range list {
+		w.s.entries++
+		if !strings.HasSuffix(e.Name(), ".sample") {
+			w.find(hooks, e.Name(), path.Join(rel, gitHooks, e.Name()))
+		}
+	}
+}
+
+// without drops what lies at or below the paths: the run could not reach it.
+func (s *plantedSnapshot) without(covered []string) {
+	maps.DeleteFunc(s.git, func(rel string, _ mounts.GuardNode) bool {
+		return slices.ContainsFunc(covered, func(c string) bool { return rel == c || strings.HasPrefix(rel, c+"/") })
+	})
 }
 
 func nodeKind(mode uint16) string {
@@ -300,7 +355,10 @@ func comparePlanted(guards []mounts.GuardPath, before, after plantedSnapshot) Pl
 		if old.Kind == "" && before.limit != "" && now.Changed < before.taken.Add(-time.Second).UnixNano() {
 			continue // it was there when the first search ended before it came to it
 		}
-		if what := plantedChange(old, now); what == PlantedCreated || what == PlantedReplaced {
+		if inNew(rel, before.git, after.git) {
+			continue // the repository itself is new, and named
+		}
+		if what := plantedChange(old, now); what != "" {
 			found[rel] = Planted{Path: plantedPath(rel), What: what, Kind: now.Kind, Reason: plantedGitReason}
 		}
 	}
@@ -313,6 +371,19 @@ func comparePlanted(guards []mounts.GuardPath, before, after plantedSnapshot) Pl
 		r.Items = append(r.Items, found[rel])
 	}
 	return r
+}
+
+// inNew says that rel lies in a repository that is named as new itself.
+func inNew(rel string, before, after map[string]mounts.GuardNode) bool {
+	for dir := path.Dir(rel); dir != "."; dir = path.Dir(dir) {
+		if now, found := after[dir]; found && (now.Kind == mounts.NodeDir || now.Kind == nodeRepository) {
+			what := plantedChange(before[dir], now)
+			if what == PlantedCreated || what == PlantedReplaced {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // plantedChange compares two looks at one path. A file's number may be used again for

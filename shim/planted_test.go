@@ -138,6 +138,22 @@ func TestPlanted(t *testing.T) {
 		}, want: []string{"replaced dir a/.git", "replaced dir b/.git"}},
 		"repository gone":  {before: func(w *plantedWorld) { w.file("a/.git/HEAD", "") }, run: func(w *plantedWorld) { w.must(os.RemoveAll(w.at("a"))) }},
 		"own .git at work": {before: func(w *plantedWorld) { w.file(".git/HEAD", "") }, run: func(w *plantedWorld) { w.file(".git/index", ""); w.file(".git/modules/m/.git", "") }},
+		"in a repository": {before: func(w *plantedWorld) {
+			for _, f := range []string{"a/.git/config", "a/.git/hooks/pre-push", "a/.git/hooks/x.sample", "a/.git/info/exclude", "b/HEAD", "b/objects/x", "b/refs/x", "c/.git"} {
+				w.file(f, "")
+			}
+		}, run: func(w *plantedWorld) {
+			for _, f := range []string{
+				"a/.git/config", "a/.git/hooks/pre-push", "a/.git/hooks/x.sample", "a/.git/hooks/post-commit", "a/.git/info/attributes", "a/.git/info/exclude",
+				"a/.git/index", "b/config", "b/objects/y", "c/.git",
+			} {
+				w.file(f, "agent")
+			}
+		}, want: []string{
+			"changed file a/.git/config", "created file a/.git/hooks/post-commit", "changed file a/.git/hooks/pre-push", "created file a/.git/info/attributes",
+			"created file b/config", "changed file c/.git",
+		}},
+		"hooks elsewhere": {before: func(w *plantedWorld) { w.file("a/.git/HEAD", "") }, run: func(w *plantedWorld) { w.must(os.Symlink("/etc", w.at("a/.git/hooks"))) }, want: []string{"created link a/.git/hooks"}},
 		"names": {run: func(w *plantedWorld) {
 			w.file("new\nline/.git", "")
 			w.file("\xff\x1b[31m/.git", "")
