@@ -227,6 +227,9 @@ func (p Plan) Text() string {
 	if p.Git != nil {
 		line("git", "%s", p.Git.text())
 	}
+	if len(p.Caches) > 0 {
+		line("caches", "%d; a volume that is missing is made, and given to uid %d by a container that sees it alone, without network, with CHOWN only", len(p.Caches), p.Identity.UID)
+	}
 	for _, n := range p.Widenings {
 		line("widening", "%s", n.text())
 	}
