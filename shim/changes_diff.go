@@ -99,7 +99,7 @@ func (d *diffWriter) change(c *Change) {
 	}
 	plus, minus := d.lines(diff.Diff("a", before, "b", after))
 	d.added, d.removed = d.added+plus, d.removed+minus
-	d.stat(name, fmt.Sprintf("%d %s", plus+minus, bars(plus, minus)))
+	d.stat(name, strings.TrimSpace(fmt.Sprintf("%d %s", plus+minus, bars(plus, minus))))
 }
 
 func (d *diffWriter) head(c *Change, name string) {
