@@ -204,6 +204,9 @@ func (p *prepared) sayCopied(c *CopyRecord, took time.Duration) {
 		if i == maxSaidLeftOut {
 			break
 		}
+		if l.Path == ".git" && p.hasPrivateGit() {
+			continue // the agent has its own
+		}
 		p.job.Notice("copy: left out: %s: %s", l.Path, l.Why)
 	}
 	if more := c.LeftOutCount - min(len(c.LeftOut), maxSaidLeftOut); more > 0 {

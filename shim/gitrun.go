@@ -208,6 +208,9 @@ func (p *prepared) makeGit(ctx context.Context, rec *Record, paths spec.RunPaths
 	if o.Name, o.Email, err = prog.author(ctx, h, p.job.getenv); err != nil {
 		return gitFailed(err)
 	}
+	if o.Name == "" || o.Email == "" {
+		p.job.Notice("git: user.name or user.email is set nowhere: the agent can't commit until it sets one")
+	}
 	private, err := prog.newPrivate(ctx, h, o)
 	if err != nil {
 		return gitFailed(err)

@@ -72,11 +72,12 @@ func newTake() *cobra.Command {
 				return store.DiscardGit(args[0])
 			}
 			rec, err := store.TakeGit(cmd.Context(), args[0], branch)
-			printGit(cmd.OutOrStdout(), rec)
-			if err == nil {
-				printGitLost(cmd.ErrOrStderr(), rec)
+			if err != nil {
+				return err
 			}
-			return err
+			printGit(cmd.OutOrStdout(), rec)
+			printGitLost(cmd.ErrOrStderr(), rec)
+			return nil
 		},
 	}
 	cmd.Flags().StringVar(&branch, "branch", "", "take this branch of the agent's")
