@@ -46,9 +46,6 @@ func (s *moduleSearch) folder(dir string, depth int) error {
 	if err != nil {
 		return err
 	}
-	if depth > maxModuleDepth || len(s.found) > maxModules {
-		return gitRefuse(gitTooLarge, "modules", "too many submodules to guard")
-	}
 	for _, name := range names {
 		var st unix.Stat_t
 		if unix.Fstatat(f.fd(), name, &st, unix.AT_SYMLINK_NOFOLLOW) != nil || st.Mode&unix.S_IFMT != unix.S_IFDIR {
@@ -58,6 +55,9 @@ func (s *moduleSearch) folder(dir string, depth int) error {
 		if unix.Fstatat(f.fd(), name+"/HEAD", &st, unix.AT_SYMLINK_NOFOLLOW) == nil {
 			s.found = append(s.found, at)
 			at = path.Join(at, "modules")
+		}
+		if depth > maxModuleDepth || len(s.found) > maxModules {
+			return gitRefuse(gitTooLarge, "modules", "too many submodules to guard")
 		}
 		if err := s.folder(at, depth+1); err != nil {
 			return err

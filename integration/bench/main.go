@@ -2,7 +2,7 @@
 // same image with the same flags, on every set-up of this machine; part mounts does it with
 // 1, 20 and 200 mounts; part relay measures the way out of a sandbox against a direct
 // connection and against proxies; part copy measures the private copy of a workspace
-// against cp -r. Runs are interleaved. It prints medians and ratios and judges nothing;
+// against cp -r; part git measures the private repository against git clone. Runs are interleaved. It prints medians and ratios and judges nothing;
 // run it on a quiet machine.
 package main
 
@@ -29,8 +29,8 @@ var (
 	pairs = flag.Int("pairs", 15, "interleaved pairs per set-up")
 	only  = flag.String("only", "", "set-ups whose name contains this")
 
-	part   = flag.String("part", "all", "exec, mounts, relay, copy or all")
-	rounds = flag.Int("rounds", 5, "interleaved rounds of the relay's and the copy's measurements")
+	part   = flag.String("part", "all", "exec, mounts, relay, copy, git or all")
+	rounds = flag.Int("rounds", 5, "interleaved rounds of the relay's, the copy's and git's measurements")
 )
 
 // roleArg, as the first argument, makes this program one of the relay benchmark's own.
@@ -68,8 +68,10 @@ func run(args []string) error {
 		return relayPart()
 	case "copy":
 		return copyPart()
+	case "git":
+		return gitPart()
 	case "all":
-		return errors.Join(execPart(), mountsPart(), relayPart(), copyPart())
+		return errors.Join(execPart(), mountsPart(), relayPart(), copyPart(), gitPart())
 	}
 	return fmt.Errorf("no part %q", *part)
 }
