@@ -315,7 +315,7 @@ func (c *compiler) seccomp() error {
 
 // seccompRefusal gives each problem of the file's policy its remedy.
 func seccompRefusal(err error) error {
-	joined, ok := err.(interface{ Unwrap() []error }) //nolint:errorlint // only the outermost joins
+	joined, ok := err.(interface{ Unwrap() []error })
 	if !ok {
 		return refuse("policy", "use an amd64 or arm64 machine", "seccomp: %v", err)
 	}
