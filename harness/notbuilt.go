@@ -21,7 +21,6 @@ var missingFeatures = []missing{
 	given("$.egress.network", "", func(h *Harness) bool { return h.Egress.Network != "" }),
 	given("$.egress.renderer", `leave it out or write "auto"`, func(h *Harness) bool { return h.Egress.Renderer != "auto" }),
 	given("$.egress.proxy", "", func(h *Harness) bool { return h.Egress.Proxy != "" }),
-	given("$.seccomp.profile", `leave it out or write "default"`, func(h *Harness) bool { return h.Seccomp.Profile != "default" }),
 	given("$.session", "", func(h *Harness) bool { return h.Session != nil }),
 }
 

@@ -340,6 +340,9 @@ func TestRefused(t *testing.T) {
 		{"envFrom name", with(`"envFrom":["A=B"]`), "$.envFrom[0]"},
 		{"envFrom home", with(`"envFrom":["A","HOME"]`), "$.envFrom[1]"},
 		{"envFrom twice", with(`"envFrom":["A","A"]`), "$.envFrom[1]"},
+		{"seccomp unconfined", with(`"seccomp":{"profile":"unconfined"}`), "$.seccomp.profile"},
+		{"seccomp slip", with(`"seccomp":{"profile":"nestd"}`), "$.seccomp.profile"},
+		{"seccomp call twice", with(`"seccomp":{"allow":["a","a"]}`), "$.seccomp.allow[1]"},
 		{"device elsewhere", with(`"devices":["/srv/kvm"]`), "$.devices[0]"},
 		{"device folder climbed out of", with(`"devices":["/dev/../etc/x"]`), "$.devices[0]"},
 		{"device with options", with(`"devices":["/dev/kvm:/dev/kvm:rwm"]`), "$.devices[0]"},
@@ -409,7 +412,6 @@ func TestNotBuilt(t *testing.T) {
 		{"$.egress.network", with(`"egress":{"network":"a"}`)},
 		{"$.egress.renderer", with(`"egress":{"renderer":"iptables"}`)},
 		{"$.egress.proxy", with(`"egress":{"proxy":"env"}`)},
-		{"$.seccomp.profile", with(`"seccomp":{"profile":"nested"}`)},
 		{"$.session", with(`"session":{}`)},
 	} {
 		t.Run(tt.path, func(t *testing.T) {

@@ -264,7 +264,8 @@ type ValueFrom struct {
 
 // Seccomp adjusts the system call policy.
 type Seccomp struct {
-	// Profile is default, nested or a file in Docker's format. Default default.
+	// Profile is default, nested (the widening nested-seccomp) or a file in Docker's format, whose
+	// name has a slash or a dot (the widening custom-seccomp). Default default.
 	Profile string `json:"profile,omitempty" jsonschema:"minLength=1,default=default"`
 	// Allow names system calls to allow besides the profile's; each is the widening syscall:NAME.
 	Allow []string `json:"allow,omitempty" jsonschema:"minLength=1,maxItems=512,uniqueItems=true"`

@@ -41,6 +41,7 @@ func (c *checker) all() {
 	c.environment()
 	c.deviceList()
 	c.groupList()
+	c.seccomp()
 	c.labels()
 	c.durations()
 	c.accepted()
@@ -469,6 +470,21 @@ func (c *checker) groupList() {
 			c.fault(element("$.groups", i), gid, "is given twice", "remove one")
 		}
 	}
+}
+
+// seccomp takes what has a slash or a dot for a file, so that a slip of a profile's name is
+// none, and neither is an engine's "unconfined".
+func (c *checker) seccomp() {
+	profiles := []string{"default", "nested"}
+	profile := c.h.Seccomp.Profile
+	if slices.Contains(profiles, profile) || strings.ContainsAny(profile, "/.") {
+		return
+	}
+	remedy := c.didYouMean(profile, profiles)
+	if remedy == "" {
+		remedy = "write ./FILE for a file of that name"
+	}
+	c.fault("$.seccomp.profile", profile, "must be default, nested or a file in Docker's format", remedy)
 }
 
 var labelForm = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._/-]*$`)

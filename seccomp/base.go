@@ -3,6 +3,7 @@ package seccomp
 import (
 	"fmt"
 	"slices"
+	"sync"
 
 	moby "github.com/moby/profiles/seccomp"
 	oci "github.com/opencontainers/runtime-spec/specs-go"
@@ -25,8 +26,12 @@ func resolve(base *moby.Seccomp, goarch string) (map[string][]clause, []oci.Arch
 	if err != nil {
 		return nil, nil, err
 	}
+	return callsOf(base.Syscalls, goarch), arches, nil
+}
+
+func callsOf(rules []*moby.Syscall, goarch string) map[string][]clause {
 	calls := map[string][]clause{}
-	for _, s := range base.Syscalls {
+	for _, s := range rules {
 		if !applies(s, goarch) {
 			continue
 		}
@@ -34,8 +39,19 @@ func resolve(base *moby.Seccomp, goarch string) (map[string][]clause, []oci.Arch
 			calls[name] = append(calls[name], baseClause(s))
 		}
 	}
-	return calls, arches, nil
+	return calls
 }
+
+// foreignCalls are the names that moby's profile has for any architecture.
+var foreignCalls = sync.OnceValue(func() map[string]bool {
+	known := map[string]bool{}
+	for _, s := range moby.DefaultProfile().Syscalls {
+		for _, name := range names(s) {
+			known[name] = true
+		}
+	}
+	return known
+})
 
 func partners(base *moby.Seccomp, goarch string) ([]oci.Arch, error) {
 	for _, a := range base.ArchMap {

@@ -37,6 +37,9 @@ func compile(base *moby.Seccomp, table []difference, s harness.Seccomp, t Target
 	}
 	p.rules = group(p.effective(p.judged.rules()))
 	if err := check(p.rules, p.defaultErrno); err != nil {
+		if IsFile(s.Profile) { // the tables alone are tested whole
+			return nil, &Problem{profilePath, quote(s.Profile) + ": the rules contradict each other", "correct the file", ErrFile}
+		}
 		return nil, err
 	}
 	return p, nil

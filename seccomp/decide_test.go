@@ -17,12 +17,16 @@ const allowed = syscall.Errno(0)
 func forPolicies(t *testing.T, f func(t *testing.T, p *Policy, abi string)) {
 	t.Helper()
 	for name, target := range targets {
-		p := mustCompile(t, target)
-		for abi, a := range abis {
-			for _, arch := range p.arches {
-				if a.arch == arch {
-					t.Run(name+"/"+abi, func(t *testing.T) { f(t, p, abi) })
-				}
+		forABIs(t, name, mustCompile(t, target), f)
+	}
+}
+
+func forABIs(t *testing.T, name string, p *Policy, f func(t *testing.T, p *Policy, abi string)) {
+	t.Helper()
+	for abi, a := range abis {
+		for _, arch := range p.arches {
+			if a.arch == arch {
+				t.Run(name+"/"+abi, func(t *testing.T) { f(t, p, abi) })
 			}
 		}
 	}
@@ -262,6 +266,9 @@ func samples() [][6]uint64 {
 	second := []uint64{0, 1, 2, 0x5401, 0x5411, 0x5412, 0x5413, 0x541b, 0x541c, 0x541d, 0x80045430, upper, upper | 0x5412, upper | 0x541c, 0xffffffff80045430, ^uint64(0)}
 	third := []uint64{0, 1, 15, upper, 0x7fff12345678}
 	var all [][6]uint64
+	for family := range uint64(64) {
+		all = append(all, [6]uint64{family, 1, 0}, [6]uint64{family, 3, 15})
+	}
 	for _, a := range first {
 		for _, b := range second {
 			for _, c := range third {

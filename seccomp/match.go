@@ -54,7 +54,7 @@ func (p *Policy) Decide(arch, name string, args [6]uint64) Verdict {
 		}
 	}
 	for _, r := range p.rules {
-		if slices.Contains(r.names, name) && r.clause.matches(args) {
+		if _, named := slices.BinarySearch(r.names, name); named && r.clause.matches(args) {
 			return Verdict{Action: r.clause.action, Errno: syscall.Errno(r.clause.errno), Reason: r.reason}
 		}
 	}

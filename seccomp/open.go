@@ -23,14 +23,6 @@ func (p *Policy) Remarks() []string { return slices.Clone(p.remarks) }
 // default policy.
 func (p *Policy) Summary() string { return p.summary }
 
-// profile puts the file's profile in place of the default.
-func (p *Policy) profile(s harness.Seccomp) []error {
-	if s.Profile != "" && s.Profile != "default" {
-		return []error{&Problem{"$.seccomp.profile", fmt.Sprintf("%q is not built yet", s.Profile), `write "default"`, ErrName}}
-	}
-	return nil
-}
-
 // lists applies allow and deny.
 func (p *Policy) lists(s harness.Seccomp) []error {
 	var errs []error
@@ -60,9 +52,12 @@ func (p *Policy) lists(s harness.Seccomp) []error {
 }
 
 func summary(s harness.Seccomp) string {
-	words := []string{"profile " + s.Profile}
-	if s.Profile == "" || s.Profile == "default" {
-		words = nil
+	var words []string
+	switch {
+	case s.Profile == profileNested:
+		words = append(words, "profile nested")
+	case IsFile(s.Profile):
+		words = append(words, "profile "+quote(s.Profile))
 	}
 	for _, list := range []struct {
 		word  string
@@ -132,6 +127,7 @@ func (p *Policy) deny(path, name string) *Problem {
 		p.remark("seccomp.deny of %s has no effect: it is refused already", name)
 		return nil
 	}
+	p.openings = slices.DeleteFunc(p.openings, func(o Opening) bool { return o.Name == "syscall:"+name })
 	p.judged[name] = judgement{clauses: []clause{refuse(ePERM)}, reason: "seccomp.deny", open: j.open}
 	return nil
 }

@@ -49,6 +49,8 @@ var (
 	ErrNeeded = errors.New("needed to start")
 	// ErrFixed means that a guarantee stands on the call's rules, whatever is accepted.
 	ErrFixed = errors.New("not to be opened")
+	// ErrFile means that a profile file is not of Docker's format, or says what can't be taken over.
+	ErrFile = errors.New("profile file not usable")
 	// ErrBoth means that a call is in allow and in deny.
 	ErrBoth = errors.New("allowed and denied")
 	// ErrContradiction means that two rules judge one call differently, or that a
@@ -69,6 +71,9 @@ type Target struct {
 	// An engine that honours the field may be given either flavour; one that does not
 	// would answer EPERM to clone3 with the other, and no glibc thread would start.
 	Docker bool
+	// File is the content of the file that harness.Seccomp.Profile names, at most MaxFile
+	// bytes; without effect for the profiles default and nested.
+	File []byte
 }
 
 // Policy is a compiled system call policy. It is immutable: every method returns
@@ -111,7 +116,7 @@ func (p *Problem) Unwrap() error { return p.Kind }
 
 // rule is one verdict for several calls. Without args it holds whatever the arguments are.
 type rule struct {
-	names  []string
+	names  []string // sorted
 	clause clause
 	reason string
 }

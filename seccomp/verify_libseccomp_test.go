@@ -11,6 +11,8 @@ import (
 
 	oci "github.com/opencontainers/runtime-spec/specs-go"
 	libseccomp "github.com/seccomp/libseccomp-golang"
+
+	"github.com/agentshim/agentshim/harness"
 )
 
 func TestVerify(t *testing.T) {
@@ -78,34 +80,73 @@ func TestEveryKnownCallHasARule(t *testing.T) {
 	})
 }
 
-// The compiled BPF decides as Decide does, for every call number of every ABI.
-// i386 is where it would not by itself: there libseccomp also derives
-// socketcall rules from those for socket.
+// variants are harness files of every kind; a nil file is none.
+func variants(t *testing.T) map[string]struct {
+	s    harness.Seccomp
+	file []byte
+} {
+	return map[string]struct {
+		s    harness.Seccomp
+		file []byte
+	}{
+		"default": {},
+		"lists": {s: harness.Seccomp{
+			Allow: []string{"ptrace", "ioctl", "personality", "clone3", "mbind", "io_uring_setup", "file_getattr"}, Deny: []string{"chmod", "pidfd_send_signal", "socketpair"},
+		}},
+		"nested": {s: harness.Seccomp{Profile: "nested", Deny: []string{"setns"}}},
+		"engine": {harness.Seccomp{Profile: "docker.json", Allow: []string{"mbind"}}, engineDefault(t)},
+		"narrow": {harness.Seccomp{Profile: "narrow.json"}, []byte(minimal(`{"names":["ioctl"],"action":"SCMP_ACT_ALLOW","args":[{"index":1,"value":21505,"op":"SCMP_CMP_EQ"}]},
+			{"names":["chmod","fchmodat"],"action":"SCMP_ACT_ERRNO","errnoRet":95},{"name":"setpriority","action":"SCMP_ACT_ALLOW","args":[{"index":2,"value":5,"op":"SCMP_CMP_EQ"}]}`))},
+	}
+}
+
+// The compiled BPF decides as Decide does, for every call number of every ABI, whatever
+// the harness file says. i386 is where it would not by itself: there libseccomp also
+// derives socketcall rules from those for socket.
 func TestCompiledFilterEqualsPolicy(t *testing.T) {
-	forPolicies(t, func(t *testing.T, p *Policy, abi string) {
-		program, err := bpf(p)
-		if err != nil {
-			t.Fatal(err)
-		}
-		compared := 0
-		for nr, name := range numbers(abi) {
-			for _, args := range argumentsFor(p, name) {
-				got := run(t, program, data(abi, nr, args))
-				v := p.Decide(abi, name, args)
-				want := uint32(retErrno | uint32(v.Errno))
-				if v.Allowed() {
-					want = retAllow
-				}
-				if got != want {
-					t.Fatalf("%s (%d) %#x: filter %#x, policy %+v", name, nr, args, got, v)
-				}
-				compared++
+	for variant, v := range variants(t) {
+		for name, target := range targets {
+			target.File = v.file
+			p := mustOpen(t, v.s, target)
+			if err := Verify(p); err != nil {
+				t.Fatalf("%s: %v", variant, err)
 			}
+			program, err := bpf(p)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if len(program) > 8*4096 {
+				t.Errorf("%s: %d instructions are more than the kernel takes", variant, len(program)/8)
+			}
+			forABIs(t, variant+"/"+name, p, func(t *testing.T, p *Policy, abi string) { compareDecisions(t, p, program, abi) })
 		}
-		if compared < 10000 {
-			t.Errorf("only %d decisions compared", compared)
+	}
+}
+
+func compareDecisions(t *testing.T, p *Policy, program []byte, abi string) {
+	t.Helper()
+	known, compared := numbers(abi), 0
+	for _, nr := range allNumbers(abi) {
+		name, ok := known[nr]
+		if !ok {
+			name = "unknown"
 		}
-	})
+		for _, args := range argumentsFor(p, name) {
+			got := run(t, program, data(abi, nr, args))
+			v := p.Decide(abi, name, args)
+			want := uint32(retErrno | uint32(v.Errno))
+			if v.Allowed() {
+				want = retAllow
+			}
+			if got != want {
+				t.Fatalf("%s (%d) %#x: filter %#x, policy %+v", name, nr, args, got, v)
+			}
+			compared++
+		}
+	}
+	if compared < 10000 {
+		t.Errorf("only %d decisions compared", compared)
+	}
 }
 
 // An ABI that is not listed is killed by libseccomp: what Decide says of it.
@@ -126,6 +167,9 @@ func argumentsFor(p *Policy, name string) [][6]uint64 {
 			return samples()
 		}
 	}
+	if name == "unknown" {
+		return [][6]uint64{{}, {1, 2, 3, 4, 5, 6}}
+	}
 	subset := [][6]uint64{{}, {^uint64(0), ^uint64(0), ^uint64(0), ^uint64(0), ^uint64(0), ^uint64(0)}}
 	for first := range uint64(64) { // socketcall's and ipc's sub-calls
 		subset = append(subset, [6]uint64{first, 0x1000})
@@ -144,21 +188,30 @@ var (
 	}
 )
 
-// numbers returns the ABI's calls by number, as the linked libseccomp knows them.
-func numbers(abi string) map[uint32]string {
-	ranges := [][2]int{{0, 1024}}
+// allNumbers returns every number that a call of the ABI may have, and some that none has.
+func allNumbers(abi string) []uint32 {
+	ranges := [][2]uint32{{0, 1024}}
 	switch abi {
 	case "x32":
-		ranges = [][2]int{{0x40000000, 0x40000400}}
+		ranges = [][2]uint32{{0x40000000, 0x40000400}}
 	case "arm":
-		ranges = append(ranges, [2]int{0xf0000, 0xf0010}) // the ABI's private calls
+		ranges = append(ranges, [2]uint32{0xf0000, 0xf0010}) // the ABI's private calls
 	}
-	known := map[uint32]string{}
+	var all []uint32
 	for _, r := range ranges {
 		for nr := r[0]; nr < r[1]; nr++ {
-			if name, err := libseccomp.ScmpSyscall(nr).GetNameByArch(libseccompABI[abi]); err == nil {
-				known[uint32(nr)] = name
-			}
+			all = append(all, nr)
+		}
+	}
+	return all
+}
+
+// numbers returns the ABI's calls by number, as the linked libseccomp knows them.
+func numbers(abi string) map[uint32]string {
+	known := map[uint32]string{}
+	for _, nr := range allNumbers(abi) {
+		if name, err := libseccomp.ScmpSyscall(nr).GetNameByArch(libseccompABI[abi]); err == nil {
+			known[nr] = name
 		}
 	}
 	return known

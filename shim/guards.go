@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/agentshim/agentshim/mounts"
+	"github.com/agentshim/agentshim/seccomp"
 )
 
 // probeGuards looks at what the workspace's guards are decided from.
@@ -60,7 +61,7 @@ func (p *prepared) ownPaths() ([]mounts.OwnFile, error) {
 	for i, name := range h.CACertificates {
 		_ = add(name, fmt.Sprintf("$.caCertificates[%d]", i), "the next run trusts what it holds")
 	}
-	if profile := h.Seccomp.Profile; profile != "default" && profile != "nested" {
+	if profile := h.Seccomp.Profile; seccomp.IsFile(profile) {
 		_ = add(profile, "$.seccomp.profile", "it is the next run's system call policy")
 	}
 	return own, nil

@@ -148,7 +148,7 @@ func (p *prepared) decide(ctx context.Context, withValues bool) error {
 	if err != nil {
 		return err
 	}
-	if err := p.probePresets(); err != nil {
+	if err := errors.Join(p.probePresets(), p.readSeccomp()); err != nil {
 		return err
 	}
 	ph.done("inputs")

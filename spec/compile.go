@@ -301,7 +301,7 @@ func (c *compiler) kernel() error {
 }
 
 func (c *compiler) seccomp() error {
-	policy, err := seccomp.Compile(c.h.Seccomp, seccomp.Target{Arch: c.host.Machine.Arch, Docker: !c.podman()})
+	policy, err := seccomp.Compile(c.h.Seccomp, seccomp.Target{Arch: c.host.Machine.Arch, Docker: !c.podman(), File: c.host.SeccompFile})
 	if err != nil {
 		return seccompRefusal(err)
 	}

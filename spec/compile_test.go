@@ -253,6 +253,8 @@ func TestRefusals(t *testing.T) {
 		"egress without effect":      {`"user":"5:5","egress":{"allow":["a.example"]}}`, dockerRoot, "policy", "$.egress.mode: "},
 		"dangerous call":             {`"user":"5:5","seccomp":{"allow":["ptrace"]}}`, dockerRoot, "widening", "syscall:ptrace"},
 		"another call accepted":      {`"user":"5:5","seccomp":{"allow":["ptrace"]},"accept":["syscall:bpf"]}`, dockerRoot, "widening", "syscall:ptrace"},
+		"nested not accepted":        {`"user":"5:5","seccomp":{"profile":"nested"}}`, dockerRoot, "widening", "nested-seccomp"},
+		"profile file's fault":       {`"user":"5:5","seccomp":{"profile":"./p.json"},"accept":["custom-seccomp"]}`, with(dockerRoot, func(h *Host) { h.SeccompFile = []byte(`{}`) }), "policy", "defaultAction"},
 		"call's typo":                {`"user":"5:5","seccomp":{"allow":["mbind","ptrce"]}}`, dockerRoot, "policy", "$.seccomp.allow[1]: "},
 		"needed call":                {`"user":"5:5","seccomp":{"deny":["execve"]}}`, dockerRoot, "policy", "$.seccomp.deny[0]: "},
 		"foreign architecture":       {`"user":"5:5"}`, with(dockerRoot, func(h *Host) { h.Machine.Arch = "riscv64" }), "policy", "riscv64"},

@@ -22,6 +22,8 @@ type Host struct {
 	GroupOwns map[uint32]string
 	// Presets are the targets of the egress presets that the file names.
 	Presets map[string][]harness.Allow
+	// SeccompFile is the content of the file that seccomp.profile names, nil where it names none.
+	SeccompFile []byte
 }
 
 // Kinds of engine.

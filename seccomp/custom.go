@@ -1,0 +1,287 @@
+package seccomp
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	oci "github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/agentshim/agentshim/harness"
+)
+
+const (
+	profilePath = "$.seccomp.profile"
+	fileAllows  = "seccomp.profile allows it"
+	fileRefuses = "seccomp.profile refuses it"
+	fileOmits   = "seccomp.profile leaves it out"
+)
+
+// profileNested is the one other profile that has a name.
+const profileNested = "nested"
+
+// IsFile says that a profile of the harness file is a file and none of the names.
+func IsFile(profile string) bool {
+	return profile != "" && profile != "default" && profile != profileNested
+}
+
+// profile puts the file's profile in place of the default.
+func (p *Policy) profile(s harness.Seccomp) []error {
+	if s.Profile == profileNested {
+		p.openings = append(p.openings, Opening{"nested-seccomp", true, nestedDetail})
+		p.judged.put(nested)
+	}
+	if !IsFile(s.Profile) {
+		return nil
+	}
+	var errs []error
+	for _, fault := range p.custom(s.Profile) {
+		errs = append(errs, &Problem{profilePath, quote(s.Profile) + ": " + fault.text, "correct the file", fault.kind})
+	}
+	return errs
+}
+
+// fault is one error of a profile file: text is printable and short, kind a sentinel.
+type fault struct {
+	text string
+	kind error
+}
+
+// custom replaces the default policy by the target's file, resolved for a process without
+// capabilities. What agentshim's own rules refuse under conditions stays refused;
+// a call that they refuse whole is opened as by allow, unless the rule is fixed.
+func (p *Policy) custom(file string) []fault {
+	f, texts := parseFile(p.target.File)
+	if f == nil {
+		found := make([]fault, len(texts))
+		for i, text := range texts {
+			found[i] = fault{text, ErrFile}
+		}
+		return found
+	}
+	arches := fileArches(f, p.arches)
+	if len(arches) == 0 {
+		return []fault{{"not for " + p.target.Arch, ErrFile}}
+	}
+	calls := callsOf(f.Syscalls, p.target.Arch)
+	errno := uint(ePERM)
+	if f.DefaultErrnoRet != nil {
+		errno = *f.DefaultErrnoRet
+	}
+	found := p.unknownCalls(calls)
+	ours := maps.Clone(p.judged)
+	var kept []string
+	for _, name := range slices.Sorted(maps.Keys(ours)) {
+		theirs, err := plain(calls[name])
+		if err != nil {
+			found = append(found, fault{"the rules for " + name + " contradict each other", ErrFile})
+			continue
+		}
+		j, narrowed, ok := combine(ours[name], theirs, errno)
+		if !ok {
+			found = append(found, fault{"the conditions for " + name + " can't be combined with agentshim's own", ErrFile})
+		}
+		if narrowed {
+			kept = append(kept, name)
+		}
+		if !ours[name].some(oci.ActAllow) && j.some(oci.ActAllow) {
+			p.open(name, ours[name])
+		}
+		p.judged[name] = j
+	}
+	if len(found) > 0 {
+		return found
+	}
+	p.arches = arches
+	p.openings = append(p.openings, Opening{"custom-seccomp", true, fmt.Sprintf("the system call policy is made from %s", quote(file))})
+	if len(kept) > 0 {
+		p.remark("seccomp.profile allows more of some calls than agentshim does; agentshim's conditions stay: %s", strings.Join(kept, " "))
+	}
+	return p.missing(ours)
+}
+
+// unknownCalls refuses names that no architecture's profile knows. Those of other
+// architectures are dropped: Docker's own profile has many.
+func (p *Policy) unknownCalls(calls map[string][]clause) []fault {
+	var found []fault
+	for _, name := range slices.Sorted(maps.Keys(calls)) {
+		if _, ok := p.judged[name]; ok || foreignCalls()[name] {
+			continue
+		}
+		if len(found) == maxFaults {
+			return append(found, fault{"more names that no system call has", ErrName})
+		}
+		u := unknown(profilePath, name, p.judged, p.target.Arch)
+		found = append(found, fault{u.Msg + ", " + u.Remedy, ErrName})
+	}
+	return found
+}
+
+// plain drops repeated clauses, and conditional ones beside one without conditions of the
+// same verdict. ErrContradiction means that two verdicts are given for one call.
+func plain(clauses []clause) ([]clause, error) {
+	var out []clause
+	for _, c := range clauses {
+		if !slices.ContainsFunc(out, func(have clause) bool { return compareClauses(have, c) == 0 }) {
+			out = append(out, c)
+		}
+	}
+	if i := slices.IndexFunc(out, func(c clause) bool { return len(c.args) == 0 }); i >= 0 {
+		whole := out[i]
+		out = slices.DeleteFunc(out, func(c clause) bool { return len(c.args) > 0 && c.action == whole.action && c.errno == whole.errno })
+	}
+	return out, consistent(out)
+}
+
+// combine is what a file makes of a call: never more than ours, but for a call that ours
+// refuses whole and that is not fixed. errno is for what the file leaves out. narrowed
+// says that the file allows more than what comes out; not ok, that the two can't be combined.
+func combine(ours judgement, theirs []clause, errno uint) (out judgement, narrowed, ok bool) {
+	theirAllows := allows(theirs)
+	switch {
+	case ours.whole(oci.ActAllow):
+		return judgement{clauses: ownOr(theirs, errno), reason: reasonOf(theirs), open: harmless}, false, true
+	case !ours.some(oci.ActAllow):
+		if len(theirAllows) == 0 || ours.open == fixed {
+			return ours, len(theirAllows) > 0, true
+		}
+		return judgement{clauses: theirs, reason: fileAllows, open: ours.open}, false, true
+	case len(theirAllows) == 0:
+		return judgement{clauses: ownOr(theirs, errno), reason: reasonOf(theirs), open: ours.open}, false, true
+	}
+	met, ok := meet(allows(ours.clauses), theirAllows)
+	out = judgement{clauses: met, reason: ours.reason, open: ours.open, gives: ours.gives}
+	for _, c := range ours.clauses {
+		if c.action != oci.ActAllow {
+			out.clauses = append(out.clauses, c)
+		}
+	}
+	if len(met) == 0 {
+		out.clauses = []clause{refuse(errno)}
+	}
+	return out, !covered(theirAllows, met), ok
+}
+
+// ownOr is the file's rules for a call, or a refusal where it allows nothing of it.
+func ownOr(theirs []clause, errno uint) []clause {
+	switch {
+	case len(allows(theirs)) > 0, len(theirs) == 1 && len(theirs[0].args) == 0:
+		return theirs
+	}
+	return []clause{refuse(errno)}
+}
+
+func reasonOf(theirs []clause) string {
+	switch {
+	case len(theirs) == 0:
+		return fileOmits
+	case len(allows(theirs)) == 0:
+		return fileRefuses
+	}
+	return fileAllows
+}
+
+func allows(clauses []clause) []clause {
+	var out []clause
+	for _, c := range clauses {
+		if c.action == oci.ActAllow {
+			out = append(out, c)
+		}
+	}
+	return out
+}
+
+// missing names the needed calls of which the file allows less than the default policy.
+func (p *Policy) missing(ours judgements) []fault {
+	var names []string
+	for _, name := range neededCalls {
+		if !covered(allows(ours[name].clauses), allows(p.judged[name].clauses)) {
+			names = append(names, name)
+		}
+	}
+	if len(names) == 0 {
+		return nil
+	}
+	return []fault{{strings.Join(names, " ") + " must be allowed: init, the container's runtime or every program ends without them", ErrNeeded}}
+}
+
+// covered says that each of some lies in one of all; false may also mean that it can't tell.
+func covered(some, all []clause) bool {
+	for _, s := range some {
+		if !slices.ContainsFunc(all, func(a clause) bool { return within(s, a) }) {
+			return false
+		}
+	}
+	return true
+}
+
+// within says that whatever satisfies a satisfies b; false may also mean that it can't tell.
+func within(a, b clause) bool {
+	for _, y := range b.args {
+		if !slices.ContainsFunc(a.args, func(x oci.LinuxSeccompArg) bool { return x.Index == y.Index && inside(x, y) }) {
+			return false
+		}
+	}
+	return true
+}
+
+// inside says that every value that satisfies x satisfies y; false may also mean that it can't tell.
+func inside(x, y oci.LinuxSeccompArg) bool {
+	switch {
+	case compareArgs(x, y) == 0:
+		return true
+	case x.Op == oci.OpEqualTo:
+		return holds(y, x.Value)
+	case x.Op == oci.OpNotEqual:
+		return false
+	case y.Op == oci.OpNotEqual:
+		return !holds(x, y.Value)
+	case y.Op == oci.OpMaskedEqual:
+		return x.Op == oci.OpMaskedEqual && x.Value&y.Value == y.Value && x.ValueTwo&y.Value == y.ValueTwo
+	case y.Op == oci.OpEqualTo, y.Op == oci.OpLessThan && y.Value == 0, y.Op == oci.OpGreaterThan && y.Value == ^uint64(0):
+		return false
+	}
+	xlo, xhi := bounds(x)
+	ylo, yhi := bounds(y)
+	return ylo <= xlo && xhi <= yhi
+}
+
+// meet returns clauses that allow what both lists allow. It is not ok where one comparison
+// per argument, all that runtimes agree on, can't say it.
+func meet(ours, theirs []clause) (out []clause, ok bool) {
+	for _, a := range ours {
+		for _, b := range theirs {
+			if disjoint(a, b) {
+				continue
+			}
+			c, ok := both(a, b)
+			if !ok {
+				return nil, false
+			}
+			if !slices.ContainsFunc(out, func(have clause) bool { return compareClauses(have, c) == 0 }) {
+				out = append(out, c)
+			}
+		}
+	}
+	return out, true
+}
+
+// both is the clause that holds where a and b hold.
+func both(a, b clause) (clause, bool) {
+	args := slices.Clone(a.args)
+	for _, y := range b.args {
+		i := slices.IndexFunc(args, func(x oci.LinuxSeccompArg) bool { return x.Index == y.Index })
+		switch {
+		case i < 0:
+			args = append(args, y)
+		case inside(args[i], y):
+		case inside(y, args[i]):
+			args[i] = y
+		default:
+			return clause{}, false
+		}
+	}
+	slices.SortFunc(args, compareArgs)
+	return allow(args...), true
+}
