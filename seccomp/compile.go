@@ -51,6 +51,8 @@ type judgement struct {
 	reason  string
 	open    opening
 	gives   string
+	// exhaustive says that one of clauses holds whatever the arguments are.
+	exhaustive bool
 }
 
 type judgements map[string]judgement
@@ -72,7 +74,7 @@ func judge(base *moby.Seccomp, table []difference, goarch string) (judgements, [
 func (j judgements) put(table []difference) {
 	for _, d := range table {
 		for _, name := range d.names {
-			j[name] = judgement{d.clauses, d.reason, d.open, d.gives}
+			j[name] = judgement{clauses: d.clauses, reason: d.reason, open: d.open, gives: d.gives, exhaustive: true}
 		}
 	}
 }

@@ -183,13 +183,7 @@ func reasonOf(theirs []clause) string {
 }
 
 func allows(clauses []clause) []clause {
-	var out []clause
-	for _, c := range clauses {
-		if c.action == oci.ActAllow {
-			out = append(out, c)
-		}
-	}
-	return out
+	return filter(clauses, func(c clause) bool { return c.action == oci.ActAllow })
 }
 
 // missing names the needed calls of which the file allows less than the default policy.
@@ -247,11 +241,18 @@ func inside(x, y oci.LinuxSeccompArg) bool {
 	return ylo <= xlo && xhi <= yhi
 }
 
+// maxMet bounds the rules of one call that come of agentshim's and a file's.
+const maxMet = 256
+
 // meet returns clauses that allow what both lists allow. It is not ok where one comparison
-// per argument, all that runtimes agree on, can't say it.
+// per argument, all that runtimes agree on, can't say it, or not in few clauses.
 func meet(ours, theirs []clause) (out []clause, ok bool) {
-	for _, a := range ours {
-		for _, b := range theirs {
+	covers := func(list []clause) func(clause) bool {
+		return func(c clause) bool { return covered([]clause{c}, list) }
+	}
+	whole := slices.Concat(filter(ours, covers(theirs)), filter(theirs, covers(ours)))
+	for _, a := range filter(ours, not(covers(theirs))) {
+		for _, b := range filter(theirs, not(covers(ours))) {
 			if disjoint(a, b) {
 				continue
 			}
@@ -259,15 +260,24 @@ func meet(ours, theirs []clause) (out []clause, ok bool) {
 			if !ok {
 				return nil, false
 			}
-			if !slices.ContainsFunc(out, func(have clause) bool { return compareClauses(have, c) == 0 }) {
-				out = append(out, c)
-			}
+			whole = append(whole, c)
 		}
 	}
-	return out, true
+	for _, c := range whole {
+		if !covered([]clause{c}, out) {
+			out = append(out, c)
+		}
+	}
+	return out, len(out) <= maxMet
 }
 
-// both is the clause that holds where a and b hold.
+func filter(list []clause, keep func(clause) bool) []clause {
+	return slices.DeleteFunc(slices.Clone(list), not(keep))
+}
+
+func not(f func(clause) bool) func(clause) bool { return func(c clause) bool { return !f(c) } }
+
+// both is the clause that holds where a and b hold, which are not disjoint.
 func both(a, b clause) (clause, bool) {
 	args := slices.Clone(a.args)
 	for _, y := range b.args {
@@ -278,10 +288,18 @@ func both(a, b clause) (clause, bool) {
 		case inside(args[i], y):
 		case inside(y, args[i]):
 			args[i] = y
+		case satisfiable(args[i]) && satisfiable(y): // and not apart: they agree on the common bits
+			args[i].Value |= y.Value
+			args[i].ValueTwo |= y.ValueTwo
 		default:
 			return clause{}, false
 		}
 	}
 	slices.SortFunc(args, compareArgs)
 	return allow(args...), true
+}
+
+// satisfiable says that a compares bits under a mask, and that some value satisfies it.
+func satisfiable(a oci.LinuxSeccompArg) bool {
+	return a.Op == oci.OpMaskedEqual && a.ValueTwo&^a.Value == 0
 }

@@ -39,7 +39,8 @@ const (
 	harmless
 )
 
-// difference replaces everything the base says of its calls.
+// difference replaces everything the base says of its calls. One of its clauses holds
+// whatever the arguments are.
 type difference struct {
 	names   []string
 	clauses []clause

@@ -11,6 +11,12 @@ import (
 	"github.com/agentshim/agentshim/harness"
 )
 
+// Reasons of the harness file's own rules.
+const (
+	reasonAllow = "seccomp.allow"
+	reasonDeny  = "seccomp.deny"
+)
+
 // Openings returns what the harness file opens beyond the default policy, in the
 // order of the names within each of profile and allow. The caller owns the slice.
 func (p *Policy) Openings() []Opening { return slices.Clone(p.openings) }
@@ -97,7 +103,7 @@ func (p *Policy) allow(path, name string) *Problem {
 		return &Problem{path, fmt.Sprintf("%s can't be opened further: %s", name, j.reason), "take it out of allow", ErrFixed}
 	}
 	p.open(name, j)
-	p.judged[name] = judgement{clauses: []clause{allow()}, reason: "seccomp.allow", open: j.open}
+	p.judged[name] = judgement{clauses: []clause{allow()}, reason: reasonAllow, open: j.open}
 	if _, ok := newer[name]; ok {
 		p.remark("%s is new: a container runtime whose libseccomp doesn't know it goes on refusing it", name)
 	}
@@ -128,7 +134,7 @@ func (p *Policy) deny(path, name string) *Problem {
 		return nil
 	}
 	p.openings = slices.DeleteFunc(p.openings, func(o Opening) bool { return o.Name == "syscall:"+name })
-	p.judged[name] = judgement{clauses: []clause{refuse(ePERM)}, reason: "seccomp.deny", open: j.open}
+	p.judged[name] = judgement{clauses: []clause{refuse(ePERM)}, reason: reasonDeny, open: j.open}
 	return nil
 }
 

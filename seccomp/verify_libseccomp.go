@@ -24,14 +24,34 @@ func Verify(p *Policy) error {
 	return err
 }
 
+// BPF returns p's filter as the kernel gets it: an array of struct sock_filter in the machine's
+// byte order. The error is ErrLibseccomp where Verify's would be.
+func BPF(p *Policy) ([]byte, error) { return bpf(p) }
+
+// PFC returns p's filter as libseccomp's pseudo code, for people.
+func PFC(p *Policy) ([]byte, error) {
+	return compiled(p, (*libseccomp.ScmpFilter).ExportPFC)
+}
+
+// Number is the number of a call on a GOARCH; false where the architecture has no call of that
+// name, or the linked libseccomp does not know it.
+func Number(goarch, name string) (int, bool) {
+	call, err := libseccomp.GetSyscallFromNameByArch(name, libseccompArch[native[goarch]])
+	return int(call), err == nil && call >= 0
+}
+
 // bpf returns p's filter as an array of struct sock_filter, the machine's byte order.
 func bpf(p *Policy) ([]byte, error) {
+	return compiled(p, (*libseccomp.ScmpFilter).ExportBPF)
+}
+
+func compiled(p *Policy, write func(*libseccomp.ScmpFilter, *os.File) error) ([]byte, error) {
 	filter, err := build(p)
 	if filter == nil {
 		return nil, err
 	}
 	defer filter.Release()
-	program, exportErr := export(filter)
+	program, exportErr := export(filter, write)
 	if exportErr != nil {
 		exportErr = fmt.Errorf("compile filter: %w: %w", ErrLibseccomp, exportErr)
 	}
@@ -39,14 +59,14 @@ func bpf(p *Policy) ([]byte, error) {
 }
 
 // export goes through a file in memory: libseccomp before 2.6 writes to descriptors only.
-func export(filter *libseccomp.ScmpFilter) ([]byte, error) {
+func export(filter *libseccomp.ScmpFilter, write func(*libseccomp.ScmpFilter, *os.File) error) ([]byte, error) {
 	fd, err := unix.MemfdCreate("seccomp", unix.MFD_CLOEXEC)
 	if err != nil {
 		return nil, fmt.Errorf("memfd: %w", err)
 	}
 	file := os.NewFile(uintptr(fd), "seccomp")
 	defer file.Close()
-	if err := filter.ExportBPF(file); err != nil {
+	if err := write(filter, file); err != nil {
 		return nil, err
 	}
 	if _, err := file.Seek(0, io.SeekStart); err != nil {

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 
 	oci "github.com/opencontainers/runtime-spec/specs-go"
@@ -23,6 +24,29 @@ func TestVerify(t *testing.T) {
 				t.Error(err)
 			}
 		})
+	}
+}
+
+func TestRenderings(t *testing.T) {
+	p := mustCompile(t, targets["arm64-podman"])
+	program, err := BPF(p)
+	if err != nil || len(program) == 0 || len(program)%8 != 0 {
+		t.Errorf("%d bytes: %v", len(program), err)
+	}
+	text, err := PFC(p)
+	if err != nil || !strings.Contains(string(text), "filter for arch aarch64") {
+		t.Errorf("%.200s: %v", text, err)
+	}
+	for _, call := range []struct {
+		arch, name string
+		nr         int
+		ok         bool
+	}{
+		{"amd64", "read", 0, true}, {"arm64", "read", 63, true}, {"arm64", "open", 0, false}, {"amd64", "ptrce", 0, false}, {"mips", "read", 0, false},
+	} {
+		if nr, ok := Number(call.arch, call.name); ok != call.ok || ok && nr != call.nr {
+			t.Errorf("%+v: %d %t", call, nr, ok)
+		}
 	}
 }
 

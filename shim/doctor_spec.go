@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strings"
 
+	"github.com/agentshim/agentshim/seccomp"
 	"github.com/agentshim/agentshim/spec"
 )
 
@@ -33,7 +34,10 @@ func (d *doctor) inputs() {
 	for _, f := range h.Home.Files {
 		names = append(names, f.Source)
 	}
-	if err := errors.Join(envErr, p.readHomeFiles(), promptErr); err != nil {
+	if seccomp.IsFile(h.Seccomp.Profile) {
+		names = append(names, h.Seccomp.Profile)
+	}
+	if err := errors.Join(envErr, p.readHomeFiles(), promptErr, p.readSeccomp()); err != nil {
 		d.add("spec", "files", failed(err))
 		return
 	}
@@ -75,6 +79,7 @@ func (d *doctor) planned(ctx context.Context, r *report, a Adapter) bool {
 	p.host.Caller.HardNoFile, p.host.Caller.HardNProc = a.HardLimits()
 	imageOK, mountsOK := d.image(ctx, r, p), d.mounts(r, p)
 	names, err := p.readEnvFiles()
+	err = errors.Join(err, p.readSeccomp())
 	if err != nil || !imageOK || !mountsOK {
 		r.add("plan", skipped("mend what is above first", "not decided: an input is missing"))
 		return false

@@ -2,8 +2,11 @@ package shim
 
 import (
 	"fmt"
+	"runtime"
 
+	"github.com/agentshim/agentshim/mounts"
 	"github.com/agentshim/agentshim/seccomp"
+	"github.com/agentshim/agentshim/spec"
 )
 
 // readSeccomp reads the system call profile that the harness file names. No link on its way
@@ -21,4 +24,22 @@ func (p *prepared) readSeccomp() error {
 		}
 	}
 	return nil
+}
+
+// SyscallPolicy is the system call policy of a job on this machine, without an engine: where
+// the file leaves the engine open, Docker's flavour. It does not say whether the file accepts
+// what it opens.
+func SyscallPolicy(j Job) (*seccomp.Policy, error) {
+	j = j.withDefaults()
+	p := &prepared{job: j}
+	p.host.Machine.Arch, p.host.Engine.Kind = runtime.GOARCH, j.Harness.Engine
+	var err error
+	if p.host.Mounts, err = mounts.Probe(j.Harness, mounts.ProbePaths{Home: homeFolder(j.getenv)}); err != nil {
+		return nil, asError(err)
+	}
+	if err := p.readSeccomp(); err != nil {
+		return nil, err
+	}
+	policy, err := spec.Seccomp(j.Harness, p.host)
+	return policy, asError(err)
 }

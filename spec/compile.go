@@ -301,9 +301,9 @@ func (c *compiler) kernel() error {
 }
 
 func (c *compiler) seccomp() error {
-	policy, err := seccomp.Compile(c.h.Seccomp, seccomp.Target{Arch: c.host.Machine.Arch, Docker: !c.podman(), File: c.host.SeccompFile})
+	policy, err := Seccomp(c.h, c.host)
 	if err != nil {
-		return seccompRefusal(err)
+		return err
 	}
 	c.plan.Seccomp, c.plan.SeccompDigest, c.plan.SeccompChanges = policy, "sha256:"+policy.Digest(), policy.Summary()
 	for _, o := range policy.Openings() {
@@ -311,6 +311,16 @@ func (c *compiler) seccomp() error {
 	}
 	c.plan.Warnings = append(c.plan.Warnings, policy.Remarks()...)
 	return nil
+}
+
+// Seccomp is the system call policy of a run alone: of the host it takes the engine's kind, the
+// machine's architecture and SeccompFile. What it opens is not compared with accept.
+func Seccomp(h harness.Harness, host Host) (*seccomp.Policy, error) {
+	policy, err := seccomp.Compile(h.Seccomp, seccomp.Target{Arch: host.Machine.Arch, Docker: host.Engine.Kind != Podman, File: host.SeccompFile})
+	if err != nil {
+		return nil, seccompRefusal(err)
+	}
+	return policy, nil
 }
 
 // seccompRefusal gives each problem of the file's policy its remedy.

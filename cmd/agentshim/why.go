@@ -3,9 +3,11 @@ package main
 import (
 	"encoding/json"
 	"fmt"
+	"strings"
 
 	"github.com/spf13/cobra"
 
+	"github.com/agentshim/agentshim/seccomp"
 	"github.com/agentshim/agentshim/shim"
 )
 
@@ -14,18 +16,28 @@ func newWhy() *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "why --spec FILE TARGET",
-		Short: "Say whether the file lets the agent reach a target, and why",
+		Short: "Say whether the file lets the agent reach a target or make a system call, and why",
 		Long: "Say whether the file lets the agent reach TARGET, and by which rule or for which\n" +
 			"reason not. TARGET is NAME[:PORT], ADDRESS[:PORT] or [ADDRESS]:PORT; the port is 443\n" +
 			"unless given. Nothing is looked up or dialled: where a name leads is judged when the\n" +
 			"agent connects. The answer comes from the code that decides then.\n\n" +
-			"The exit code is 0 for an allowed target and 1 for a refused one.",
+			"TARGET can also be syscall:CALL[,ARGUMENT=VALUE...], as agentshim seccomp explain has it.\n\n" +
+			"The exit code is 0 for an allowed target, and 1 for a refused one or a call that is\n" +
+			"allowed with some arguments only.",
 		Example: "  agentshim why --spec harness.json api.example.com\n" +
-			"  agentshim why --spec harness.json 10.1.2.3:5432",
+			"  agentshim why --spec harness.json 10.1.2.3:5432\n" +
+			"  agentshim why --spec harness.json syscall:ptrace",
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			job, err := f.job()
 			if err != nil {
+				return err
+			}
+			if call, ok := strings.CutPrefix(args[0], "syscall:"); ok { // no host has a name of one label
+				e, err := explain(cmd.OutOrStdout(), &policyFlags{f}, call, asJSON)
+				if err == nil && e.Verdict != seccomp.VerdictAllowed {
+					return exitError(1)
+				}
 				return err
 			}
 			answer, err := shim.Why(job, args[0])
