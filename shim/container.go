@@ -92,7 +92,7 @@ func startContainer(ctx context.Context, p *prepared, paths spec.RunPaths) (*con
 func (c *container) drive(ctx context.Context, rec *Record) error {
 	defer context.AfterFunc(ctx, c.lifeline)()
 	var err error
-	if c.way, err = c.startWay(ctx); err != nil {
+	if c.way, err = c.startWay(ctx, unpackHelper); err != nil {
 		return err
 	}
 	if err := c.prove(ctx, rec); err != nil {

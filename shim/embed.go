@@ -22,6 +22,8 @@ func unpackInit(dir string) (string, error) {
 	return p, unpack("agentshim-init", p, 0o111)
 }
 
+func unpackHelper(path string) error { return unpack("agentshim-netns", path, 0o555) }
+
 // unpack writes an embedded program to path.
 func unpack(name, path string, mode os.FileMode) error {
 	src, err := embedded.Open("embedded/" + name)

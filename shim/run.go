@@ -420,11 +420,6 @@ func (p *prepared) writeRunFolder(paths *spec.RunPaths) error {
 	if paths.Init, err = unpackInit(paths.Dir); err != nil {
 		return err
 	}
-	if p.plan.Egress.HasGateway() {
-		if err := unpack("agentshim-netns", paths.Helper(), 0o555); err != nil {
-			return err
-		}
-	}
 	for _, f := range p.plan.Etc {
 		if err := os.WriteFile(filepath.Join(paths.Dir, "etc", f.Name), []byte(f.Content), 0o444); err != nil {
 			return err

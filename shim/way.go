@@ -40,8 +40,9 @@ type way struct {
 	failed, left error
 }
 
-// startWay begins to make the plan's way out; nil is none. The caller closes it.
-func (c *container) startWay(ctx context.Context) (*way, error) {
+// startWay begins to make the plan's way out; nil is none. unpack puts the helper's file
+// in place. The caller closes the way.
+func (c *container) startWay(ctx context.Context, unpack func(path string) error) (*way, error) {
 	if !c.p.plan.Egress.HasGateway() {
 		return nil, nil
 	}
@@ -56,7 +57,9 @@ func (c *container) startWay(ctx context.Context) (*way, error) {
 	go func() {
 		defer close(w.ended)
 		defer l.Close() // nobody connects any more
-		w.helper(ctx, wanted)
+		if w.failed = unpack(c.paths.Helper()); w.failed == nil {
+			w.helper(ctx, wanted)
+		}
 	}()
 	return w, nil
 }

@@ -133,6 +133,9 @@ func write(t *testing.T, path, text string, mode os.FileMode) {
 	}
 }
 
+// inPlace is for a helper that the test has put there.
+func inPlace(string) error { return nil }
+
 func putHelper(t *testing.T, c *container) {
 	t.Helper()
 	b, err := builtHelper()
@@ -146,7 +149,7 @@ func putHelper(t *testing.T, c *container) {
 func (b box) open(t *testing.T, c *container) (netpolicy.Listeners, error) {
 	t.Helper()
 	before := openSockets(t)
-	w, err := c.startWay(t.Context())
+	w, err := c.startWay(t.Context(), inPlace)
 	l := netpolicy.Listeners{}
 	if err == nil {
 		l, err = w.open(t.Context(), b.cookie, b.netns)
@@ -386,7 +389,7 @@ func TestWayUnused(t *testing.T) {
 	for _, way := range []string{spec.WayDirect, spec.WayContainer} {
 		c := wayContainer(t, way, &podman{runner: Exec{}, engine: spec.Engine{Kind: spec.Podman}})
 		putHelper(t, c)
-		w, err := c.startWay(t.Context())
+		w, err := c.startWay(t.Context(), inPlace)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -425,7 +428,7 @@ func TestWayHelperSaysWhy(t *testing.T) {
 func TestWayNeedsCookies(t *testing.T) {
 	c := wayContainer(t, spec.WayDirect, &podman{runner: Exec{}, engine: spec.Engine{Kind: spec.Podman}})
 	putHelper(t, c)
-	w, err := c.startWay(t.Context())
+	w, err := c.startWay(t.Context(), inPlace)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -444,7 +447,7 @@ func TestWayEndsWithItsRun(t *testing.T) {
 	fakeHelper(t, c, "exec sleep 100")
 	write(t, c.paths.PIDFile(), b.pid, 0o600)
 	ctx, cancel := context.WithCancel(t.Context())
-	w, err := c.startWay(ctx)
+	w, err := c.startWay(ctx, inPlace)
 	if err != nil {
 		t.Fatal(err)
 	}
