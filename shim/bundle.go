@@ -31,24 +31,29 @@ func readContainerID(path string) string {
 	return strings.TrimSpace(string(b))
 }
 
-// compareBundle compares what the engine itself says of the container with the
-// plan: Docker's daemon over its socket, and the OCI config in the engine's state
-// folder where this user may read it. Each Difference is one that the container
-// itself may not be able to see, such as the device cgroup. The text is "compared"
-// or why the config was not. What an OCI runtime changes by itself shows in neither.
-func (c *container) compareBundle(id string) (string, []Difference) {
+// compareAccount compares what Docker's daemon says of the container over its socket
+// with the plan, and learns init's pid.
+func (c *container) compareAccount(id string) []Difference {
 	if !isContainerID(id) {
-		return "no container id", []Difference{{Field: "container id", Want: "written by the engine", Got: strconv.Quote(id)}}
+		return []Difference{{Field: "container id", Want: "written by the engine", Got: strconv.Quote(id)}}
 	}
-	var diffs []Difference
 	if d, ok := c.p.adapter.(*docker); ok {
-		diffs = c.compareInspected(d, id)
+		return c.compareInspected(d, id)
 	}
-	files := bundleFiles(c.p.plan.Engine, id)
+	return nil
+}
+
+// compareBundle compares the OCI config in the engine's state folder with the plan,
+// where this user may read it, and Podman's choice of the image. Each Difference is one
+// that the container itself may not be able to see, such as the device cgroup. The text
+// is "compared" or why the config was not. What an OCI runtime changes by itself shows
+// in neither this nor compareAccount.
+func (c *container) compareBundle(id string) (string, []Difference) {
+	var diffs []Difference
 	if c.p.plan.Engine.Kind == spec.Podman {
-		diffs = append(diffs, comparePodmanImage(c.p.plan, id)...)
+		diffs = comparePodmanImage(c.p.plan, id)
 	}
-	got, err := readBundle(files)
+	got, err := readBundle(bundleFiles(c.p.plan.Engine, id))
 	switch {
 	case errors.Is(err, fs.ErrPermission):
 		return fmt.Sprintf("not readable by uid %d", os.Getuid()), diffs
