@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 
@@ -726,4 +727,34 @@ func TestGitAuthor(t *testing.T) {
 	check("Ann", "ann@example.com")
 	f.host("config", "user.email", "work@example.com")
 	check("Ann", "work@example.com")
+}
+
+// TestGitHidden: what the harness file hides is empty for the agent, and no commit of
+// everything takes that for a change; what the branch holds of it is said.
+func TestGitHidden(t *testing.T) {
+	for _, hidden := range [][]string{nil, {".env", "./secret/", "not/there"}} {
+		f := newGitFixture(t)
+		f.write(".env", "KEY=1\n")
+		f.write("secret/a", "a\n")
+		f.write("secretary", "b\n")
+		f.host("add", "-A")
+		f.host("commit", "-q", "-m", "with secrets")
+		h, err := findGit(f.work, []string{f.work})
+		must(t, err)
+		dir := filepath.Join(f.dir, "own/hidden")
+		p, err := f.prog.newPrivate(context.Background(), h, gitOptions{Dir: dir, ObjectsTarget: dir + "/base/objects", Hidden: hidden})
+		must(t, err)
+		f.write(".env", "") // as the covers show it
+		must(t, os.Remove(filepath.Join(f.work, "secret/a")))
+		f.write("secretary", "changed\n")
+		f.agent(p, "add", "-A")
+		f.agent(p, "commit", "-q", "-a", "-m", "everything")
+		want, tracked := "secretary", []string{".env", "secret/a"}
+		if hidden == nil { // the control
+			want, tracked = ".env\nsecret/a\nsecretary", nil
+		}
+		if got := f.agent(p, "diff", "--name-only", "HEAD~", "HEAD"); got != want || !slices.Equal(p.Hidden, tracked) {
+			t.Errorf("hidden %q: the commit changes %q, want %q; tracked %q, want %q", hidden, got, want, p.Hidden, tracked)
+		}
+	}
 }

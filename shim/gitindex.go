@@ -18,32 +18,46 @@ const (
 	flagAssumeValid = 0x8000
 )
 
-// keepGitlinks sets "assume unchanged" on every gitlink of an index that git has
-// just written, and gives their paths. An agent can't see a submodule's repository:
-// git add and git status would end with an error on looking into one.
-func keepGitlinks(index []byte) ([]byte, []string, error) {
+// unseen are paths of an index whose content the agent's working tree does not have.
+type unseen struct {
+	// gitlinks are submodules' places, hidden what the harness file hides.
+	gitlinks, hidden []string
+}
+
+// keepUnseen sets "assume unchanged" on every gitlink, and on what lies at or below one
+// of the hidden paths, in an index that git has just written. An agent can't see a
+// submodule's repository: git add and git status would end with an error on looking
+// into one. A hidden file is empty or gone for it: git add -A would take that for its change.
+func keepUnseen(index []byte, hidden []string) ([]byte, unseen, error) {
+	var found unseen
 	bad := gitRefuse(gitMalformed, "index", "git wrote one that is not of version 2")
 	if len(index) < indexHeader+indexTrailer || string(index[:8]) != "DIRC\x00\x00\x00\x02" {
-		return nil, nil, bad
+		return nil, unseen{}, bad
 	}
 	out, end := bytes.Clone(index), len(index)-indexTrailer
-	var paths []string
 	at := indexHeader
 	for range binary.BigEndian.Uint32(index[8:]) {
 		if at+indexName >= end {
-			return nil, nil, bad
+			return nil, unseen{}, bad
 		}
 		n := bytes.IndexByte(out[at+indexName:end], 0)
 		if n < 0 {
-			return nil, nil, bad
+			return nil, unseen{}, bad
 		}
-		if binary.BigEndian.Uint32(out[at+indexMode:]) == modeGitlink {
+		name := string(out[at+indexName : at+indexName+n])
+		link, hide := binary.BigEndian.Uint32(out[at+indexMode:]) == modeGitlink, inAnyPath(name, hidden)
+		if link {
+			found.gitlinks = append(found.gitlinks, name)
+		}
+		if hide {
+			found.hidden = append(found.hidden, name)
+		}
+		if link || hide {
 			flags := binary.BigEndian.Uint16(out[at+indexFlags:])
 			binary.BigEndian.PutUint16(out[at+indexFlags:], flags|flagAssumeValid)
-			paths = append(paths, string(out[at+indexName:at+indexName+n]))
 		}
 		at += (indexName + n + 8) &^ 7 // padded with one to eight NULs
 	}
 	sum := sha1.Sum(out[:end])
-	return append(out[:end], sum[:]...), paths, nil
+	return append(out[:end], sum[:]...), found, nil
 }

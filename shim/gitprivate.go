@@ -23,6 +23,8 @@ import (
 type gitPrivate struct {
 	Host gitHost `json:"host"`
 	Dir  string  `json:"dir"`
+	// Hidden are the hidden paths that the branch holds: the agent can read them there.
+	Hidden []string `json:"hidden,omitempty"`
 }
 
 // Private, Objects and DotGit are the host's paths of what is mounted.
@@ -43,6 +45,8 @@ type gitOptions struct {
 	PrivateTarget string
 	// Name and Email are the author's, from the host's configuration; empty for none.
 	Name, Email string
+	// Hidden are paths of the working tree that the agent does not see.
+	Hidden []string
 	// Owner gives the private git dir to the agent's user, which only root can; nil
 	// leaves it to the caller.
 	Owner *gitOwner
@@ -86,7 +90,7 @@ func (g gitProgram) newPrivate(ctx context.Context, h gitHost, o gitOptions) (p 
 	if err := p.writePrivate(o); err != nil {
 		return p, err
 	}
-	if err := g.writeIndex(ctx, &p); err != nil {
+	if err := g.writeIndex(ctx, &p, o.Hidden); err != nil {
 		return p, err
 	}
 	return p, p.handOver(o.Owner)
@@ -193,7 +197,7 @@ func (p gitPrivate) settings(o gitOptions) []gitSetting {
 
 // writeIndex makes the private index from the branch's tree, without looking at the
 // working tree.
-func (g gitProgram) writeIndex(ctx context.Context, p *gitPrivate) error {
+func (g gitProgram) writeIndex(ctx context.Context, p *gitPrivate, hidden []string) error {
 	if p.Host.Head.Commit == "" {
 		return nil
 	}
@@ -205,9 +209,11 @@ func (g gitProgram) writeIndex(ctx context.Context, p *gitPrivate) error {
 	if err != nil {
 		return err
 	}
-	if b, p.Host.Gitlinks, err = keepGitlinks(b); err != nil {
+	b, found, err := keepUnseen(b, hidden)
+	if err != nil {
 		return err
 	}
+	p.Host.Gitlinks, p.Hidden = found.gitlinks, found.hidden
 	return errors.Join(os.WriteFile(path.Join(p.Private(), "index"), b, 0o644), os.Remove(index))
 }
 

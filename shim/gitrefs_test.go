@@ -266,10 +266,10 @@ func FuzzGitRefs(f *testing.F) {
 	})
 }
 
-func FuzzKeepGitlinks(f *testing.F) {
+func FuzzKeepUnseen(f *testing.F) {
 	f.Add([]byte("DIRC\x00\x00\x00\x02\x00\x00\x00\x01" + long(120)))
 	f.Fuzz(func(t *testing.T, b []byte) {
-		out, _, err := keepGitlinks(b)
+		out, _, err := keepUnseen(b, []string{"a"})
 		if err == nil && len(out) != len(b) {
 			t.Errorf("%d bytes of %d", len(out), len(b))
 		}

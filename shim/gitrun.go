@@ -197,7 +197,10 @@ func (p *prepared) makeGit(ctx context.Context, rec *Record, paths spec.RunPaths
 	if !ok {
 		return errNoGit
 	}
-	o := gitOptions{Dir: filepath.Join(paths.State, mounts.GitOwn), ObjectsTarget: mounts.GitObjects, PrivateTarget: mounts.GitDir}
+	o := gitOptions{
+		Dir: filepath.Join(paths.State, mounts.GitOwn), ObjectsTarget: mounts.GitObjects, PrivateTarget: mounts.GitDir,
+		Hidden: p.job.Harness.Workspace.Hide,
+	}
 	if p.plan.Git.Owner.Chown {
 		o.Owner = &gitOwner{UID: int(p.plan.Git.Owner.UID), GID: int(p.plan.Git.Owner.GID)}
 	}
@@ -215,8 +218,24 @@ func (p *prepared) makeGit(ctx context.Context, rec *Record, paths spec.RunPaths
 	if err != nil {
 		return gitFailed(err)
 	}
+	if len(private.Hidden) > 0 {
+		p.job.Notice("git: hidden, but in the branch's history, where the agent can read it: %s", firstNames(private.Hidden))
+	}
 	rec.Git.Base = private.Host.Head.Commit
 	return keepPrivate(private)
+}
+
+// firstNames are some of the names, for one line.
+func firstNames(names []string) string {
+	const most = 3
+	var shown []string
+	for _, name := range names[:min(len(names), most)] {
+		shown = append(shown, briefName(name))
+	}
+	if more := len(names) - most; more > 0 {
+		shown = append(shown, fmt.Sprintf("and %d more", more))
+	}
+	return strings.Join(shown, ", ")
 }
 
 // gitFailed gives an error of the repository its reason and remedy.
