@@ -314,6 +314,9 @@ func argText(call string, a oci.LinuxSeccompArg) string {
 		if a.Value == 0xffffffff {
 			return fmt.Sprintf("%s = %s", name, valueText(call, name, a.ValueTwo))
 		}
+		if low := ^uint32(a.Value); a.Value <= 0xffffffff && low&(low+1) == 0 { // a block: its size is a power of two
+			return fmt.Sprintf("%s from %d to %d", name, a.ValueTwo, a.ValueTwo+uint64(low))
+		}
 		return fmt.Sprintf("%s & %s = %s", name, valueText(call, name, a.Value), valueText(call, name, a.ValueTwo))
 	}
 	return fmt.Sprintf("%s %s %s", name, signs[a.Op], valueText(call, name, a.Value))
