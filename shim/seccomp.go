@@ -16,13 +16,14 @@ func (p *prepared) readSeccomp() error {
 	if !seccomp.IsFile(profile) {
 		return nil
 	}
-	var err error
-	if p.host.SeccompFile, err = p.readHostFile(profile, seccomp.MaxFile); err != nil {
+	content, err := p.readHostFile(profile, seccomp.MaxFile)
+	if err != nil {
 		return &Error{
 			Reason: ReasonPolicy, Msg: fmt.Sprintf("$.seccomp.profile: %q", profile), Err: err,
 			Hint: `write "default", "nested", or the path of a file in Docker's format of at most 1 MiB`,
 		}
 	}
+	p.host.SeccompFile = content
 	return nil
 }
 
