@@ -177,15 +177,32 @@ func (w *plantedWalk) folder(f *plantedFolder) []*plantedFolder {
 		w.s.unread++
 		return nil
 	}
-	// Where the file system doesn't tell a name's type, ReadDir looks by this path.
-	dir := os.NewFile(uintptr(fd), "/proc/self/fd/"+strconv.Itoa(fd))
-	defer dir.Close()
+	defer unix.Close(fd)
 	var subs []*plantedFolder
 	var git gitNames
+	w.names(fd, func(e os.DirEntry) { w.entry(f, fd, rel, e, &git, &subs) })
+	if git.repository() {
+		w.find(fd, "", rel)
+		w.obeyed(fd, ".", rel)
+	}
+	w.bounds()
+	return subs
+}
+
+// names gives each name in the folder fd, until a bound is hit.
+func (w *plantedWalk) names(fd int, see func(os.DirEntry)) {
+	// Where the file system doesn't tell a name's type, ReadDir looks by this path.
+	dir, err := os.Open("/proc/self/fd/" + strconv.Itoa(fd))
+	if err != nil {
+		w.s.unread++
+		return
+	}
+	defer dir.Close()
 	for w.s.limit == "" {
 		list, err := dir.ReadDir(1024)
 		for _, e := range list {
-			w.entry(f, fd, rel, e, &git, &subs)
+			w.s.entries++
+			see(e)
 		}
 		if errors.Is(err, io.EOF) {
 			break
@@ -196,22 +213,17 @@ func (w *plantedWalk) folder(f *plantedFolder) []*plantedFolder {
 		}
 		w.bounds()
 	}
-	if git.repository() {
-		w.find(fd, "", rel)
-		w.obeyed(fd, ".", rel)
-	}
-	w.bounds()
-	return subs
 }
 
 func (w *plantedWalk) entry(f *plantedFolder, fd int, rel string, e os.DirEntry, git *gitNames, subs *[]*plantedFolder) {
-	w.s.entries++
 	name := e.Name()
 	git.add(name)
 	switch {
 	case strings.EqualFold(name, ".git"): // macOS and Windows shares know no case
 		w.find(fd, name, path.Join(rel, name))
-		w.obeyed(fd, name, path.Join(rel, name))
+		for _, inner := range w.obeyed(fd, name, path.Join(rel, name)) {
+			*subs = append(*subs, &plantedFolder{parent: &plantedFolder{parent: f, name: name}, name: inner})
+		}
 	case e.IsDir():
 		*subs = append(*subs, &plantedFolder{parent: f, name: name})
 	}
@@ -256,18 +268,19 @@ func (w *plantedWalk) find(fd int, name, rel string) {
 // repository: git-config(1), githooks(5), gitattributes(5), gitrepository-layout(5).
 var gitObeyed = []string{"commondir", "config", "config.worktree", "info/attributes"}
 
-const (
-	gitHooks = "hooks"
-	// maxHooks bounds the hooks of one repository; git knows less than thirty.
-	maxHooks = 100
-)
+const gitHooks = "hooks"
 
-// obeyed notes what git obeys in the repository name in the folder fd, if it is one.
-func (w *plantedWalk) obeyed(fd int, name, rel string) {
+// gitInner are the folders of a repository with repositories in them: those of its
+// submodules and linked working trees (gitrepository-layout(5)).
+var gitInner = []string{"modules", "worktrees"}
+
+// obeyed notes what git obeys in the repository name in the folder fd, if it is one, and
+// gives the folders of it that hold others.
+func (w *plantedWalk) obeyed(fd int, name, rel string) (inner []string) {
 	how := unix.OpenHow{Flags: unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC, Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_XDEV}
 	repo, err := unix.Openat2(fd, name, &how)
 	if err != nil {
-		return // a git link, or gone
+		return nil // a git link, or gone
 	}
 	defer unix.Close(repo)
 	for _, file := range gitObeyed {
@@ -280,21 +293,37 @@ func (w *plantedWalk) obeyed(fd int, name, rel string) {
 		}
 		w.find(at, base, path.Join(rel, file))
 	}
-	how.Flags = unix.O_RDONLY | unix.O_DIRECTORY | unix.O_CLOEXEC
-	hooks, err := unix.Openat2(repo, gitHooks, &how)
-	if err != nil {
-		w.find(repo, gitHooks, path.Join(rel, gitHooks)) // a link, perhaps
-		return
-	}
-	dir := os.NewFile(uintptr(hooks), "/proc/self/fd/"+strconv.Itoa(hooks))
-	defer dir.Close()
-	list, _ := dir.ReadDir(maxHooks)
-	for _, e := range list {
-		w.s.entries++
-		if !strings.HasSuffix(e.Name(), ".sample") {
-			w.find(hooks, e.Name(), path.Join(rel, gitHooks, e.Name()))
+	w.hooks(repo, path.Join(rel, gitHooks))
+	for _, dir := range gitInner {
+		var st unix.Stat_t
+		if unix.Fstatat(repo, dir, &st, unix.AT_SYMLINK_NOFOLLOW) == nil && st.Mode&unix.S_IFMT == unix.S_IFDIR {
+			inner = append(inner, dir)
 		}
 	}
+	return inner
+}
+
+// hooks notes what lies in the hooks of a repository, samples left out: git runs none.
+// A folder that can be searched but not read counts as unread: git runs what is in it.
+func (w *plantedWalk) hooks(repo int, rel string) {
+	fd, err := unix.Openat2(repo, gitHooks, &unix.OpenHow{
+		Flags:   unix.O_RDONLY | unix.O_DIRECTORY | unix.O_CLOEXEC,
+		Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_XDEV,
+	})
+	switch {
+	case errors.Is(err, unix.EACCES):
+		w.s.unread++
+		return
+	case err != nil:
+		w.find(repo, gitHooks, rel) // a link, perhaps
+		return
+	}
+	defer unix.Close(fd)
+	w.names(fd, func(e os.DirEntry) {
+		if !strings.HasSuffix(e.Name(), ".sample") {
+			w.find(fd, e.Name(), path.Join(rel, e.Name()))
+		}
+	})
 }
 
 // without drops what lies at or below the paths: the run could not reach it.

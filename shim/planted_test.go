@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -137,7 +138,7 @@ func TestPlanted(t *testing.T) {
 			w.must(unix.Renameat2(unix.AT_FDCWD, w.at("a"), unix.AT_FDCWD, w.at("b"), unix.RENAME_EXCHANGE))
 		}, want: []string{"replaced dir a/.git", "replaced dir b/.git"}},
 		"repository gone":  {before: func(w *plantedWorld) { w.file("a/.git/HEAD", "") }, run: func(w *plantedWorld) { w.must(os.RemoveAll(w.at("a"))) }},
-		"own .git at work": {before: func(w *plantedWorld) { w.file(".git/HEAD", "") }, run: func(w *plantedWorld) { w.file(".git/index", ""); w.file(".git/modules/m/.git", "") }},
+		"own .git at work": {before: func(w *plantedWorld) { w.file(".git/HEAD", "") }, run: func(w *plantedWorld) { w.file(".git/index", ""); w.file(".git/objects/m/.git", "") }},
 		"in a repository": {before: func(w *plantedWorld) {
 			for _, f := range []string{"a/.git/config", "a/.git/hooks/pre-push", "a/.git/hooks/x.sample", "a/.git/info/exclude", "b/HEAD", "b/objects/x", "b/refs/x", "c/.git"} {
 				w.file(f, "")
@@ -152,6 +153,23 @@ func TestPlanted(t *testing.T) {
 		}, want: []string{
 			"changed file a/.git/config", "created file a/.git/hooks/post-commit", "changed file a/.git/hooks/pre-push", "created file a/.git/info/attributes",
 			"created file b/config", "changed file c/.git",
+		}},
+		"a flood beside a hook": {before: func(w *plantedWorld) { w.file("a/.git/hooks/x.sample", "") }, run: func(w *plantedWorld) {
+			for i := range 3000 {
+				w.file(fmt.Sprintf("a/.git/hooks/%d.sample", i), "")
+			}
+			w.file("a/.git/hooks/post-commit", "")
+		}, want: []string{"created file a/.git/hooks/post-commit"}},
+		"in a submodule's and a working tree's repository": {before: func(w *plantedWorld) {
+			for _, f := range []string{"modules/m/HEAD", "modules/m/objects/x", "modules/m/refs/x", "modules/m/modules/n/HEAD", "modules/m/modules/n/objects/x", "modules/m/modules/n/refs/x", "worktrees/t/HEAD", "worktrees/t/commondir"} {
+				w.file("a/.git/"+f, "")
+			}
+		}, run: func(w *plantedWorld) {
+			for _, f := range []string{"modules/m/hooks/post-checkout", "modules/m/modules/n/config", "worktrees/t/config.worktree", "modules/m/index"} {
+				w.file("a/.git/"+f, "")
+			}
+		}, want: []string{
+			"created file a/.git/modules/m/hooks/post-checkout", "created file a/.git/modules/m/modules/n/config", "created file a/.git/worktrees/t/config.worktree",
 		}},
 		"hooks elsewhere": {before: func(w *plantedWorld) { w.file("a/.git/HEAD", "") }, run: func(w *plantedWorld) { w.must(os.Symlink("/etc", w.at("a/.git/hooks"))) }, want: []string{"created link a/.git/hooks"}},
 		"names": {run: func(w *plantedWorld) {
@@ -323,6 +341,28 @@ func TestPlantedDeep(t *testing.T) {
 		if len(p.Path) > 5*maxPlantedPath {
 			t.Errorf("%d bytes", len(p.Path))
 		}
+	}
+}
+
+// TestPlantedUnreadHooks: git runs what lies in a folder that can be searched and not read.
+func TestPlantedUnreadHooks(t *testing.T) {
+	w := newPlantedWorld(t)
+	w.file("a/.git/hooks/x.sample", "")
+	w.must(os.Chmod(filepath.Dir(w.dir), 0o755))
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	defer func() { w.must(unix.Setfsuid(os.Geteuid())) }()
+	r := w.during(func() {
+		w.file("a/.git/hooks/post-commit", "")
+		w.must(os.Chmod(w.at("a/.git/hooks"), 0o311))
+		if os.Geteuid() == 0 { // root reads every folder: credentials(7), setfsuid(2)
+			w.must(unix.Setfsuid(65534))
+		}
+	})
+	w.must(unix.Setfsuid(os.Geteuid()))
+	w.must(os.Chmod(w.at("a/.git/hooks"), 0o755))
+	if r.Unread != 1 || len(r.Lines()) != 1 {
+		t.Errorf("%+v: %q", r, r.Lines())
 	}
 }
 
