@@ -109,6 +109,44 @@ func TestGuards(t *testing.T) {
 	})
 }
 
+// TestLooseGuards: with mount namespaces of its own the agent can move what is guarded,
+// but change and see none of it, and the end says so. In the control run on the default
+// policy it can't make any.
+func TestLooseGuards(t *testing.T) {
+	trials := []trial{
+		{"mv of a guarded folder", []string{"rename", "/workspace/.vscode", "/workspace/away"}, "EBUSY", "EBUSY"},
+		{"from a namespace without its mounts", []string{"loose", "/workspace", ".vscode", "away"}, "ok", "EPERM"},
+		{"mv of .git", []string{"loose", "/workspace", ".git", "was"}, "ok", "EPERM"},
+		{"mv of a hidden file", []string{"loose", "/workspace", "hidden", "seen"}, "ok", "EPERM"},
+		{"read of it", []string{"read", "/workspace/seen"}, "ok: empty", "ENOENT"},
+		{"write of a protected file", []string{"openwrite", "/workspace/away/tasks.json"}, "EROFS", "ENOENT"},
+		{"another in its place", []string{"put", "/workspace/.vscode/tasks.json"}, "ok", "EROFS"},
+		{"another repository", []string{"put", "/workspace/.git/config"}, "ok", "EROFS"},
+	}
+	each(t, func(t *testing.T, s setup) {
+		run := func(profile string) (tried, string, string) {
+			dir := s.folder(t)
+			for _, f := range []string{".vscode/tasks.json", ".git/HEAD", "hidden"} {
+				place(t, filepath.Join(dir, f), []byte("host"), 0o644)
+			}
+			s.own(t, dir)
+			file := s.write(t, withHelper(t, spec{
+				"workspace": map[string]any{"source": dir, "mode": "writable", "git": "none", "hide": []string{"hidden"}},
+				"seccomp":   map[string]any{"profile": profile}, "accept": []string{"nested-seccomp", "rootless-cgroup-limits"},
+			}))
+			r := s.call(t, call{State: s.private(t)}, "exec", "--spec", file, "--", of(trials).json(t))
+			return endings(t, r, of(trials)), r.Stderr, dir
+		}
+		loose, said, dir := run("nested")
+		control, _, _ := run("default")
+		judge(t, trials, loose, control)
+		if b := mustRead(t, filepath.Join(dir, "away/tasks.json")); string(b) != "host" {
+			t.Errorf("the protected file holds %q", b)
+		}
+		wantText(t, said, "planted: .vscode/tasks.json (file) was replaced", "planted: .git (dir) was replaced", "planted: hidden (file) was removed")
+	})
+}
+
 // TestGuardsRefused: what can't be held fast is refused before anything runs; the
 // control is the same workspace read-only.
 func TestGuardsRefused(t *testing.T) {

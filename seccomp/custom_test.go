@@ -81,6 +81,33 @@ func TestNested(t *testing.T) {
 	})
 }
 
+// TestLooseMounts: both halves are needed, a namespace and a way to drop its mounts.
+func TestLooseMounts(t *testing.T) {
+	forTargets(t, func(t *testing.T, target Target) {
+		for name, c := range map[string]struct {
+			s    harness.Seccomp
+			want bool
+		}{
+			"default":                {harness.Seccomp{}, false},
+			"nested":                 {harness.Seccomp{Profile: "nested"}, true},
+			"nested without umount":  {harness.Seccomp{Profile: "nested", Deny: []string{"umount", "umount2"}}, false},
+			"a namespace alone":      {harness.Seccomp{Allow: []string{"unshare"}}, false},
+			"umount2 alone":          {harness.Seccomp{Allow: []string{"umount2"}}, false},
+			"unshare and umount2":    {harness.Seccomp{Allow: []string{"unshare", "umount2"}}, true},
+			"clone and umount2":      {harness.Seccomp{Allow: []string{"clone", "umount2"}}, true},
+			"clone3, with any flags": {harness.Seccomp{Allow: []string{"clone3", "umount2"}}, true},
+		} {
+			p, err := Compile(c.s, target)
+			if err != nil {
+				t.Fatalf("%s: %v", name, err)
+			}
+			if got := p.LooseMounts(); got != c.want {
+				t.Errorf("%s: %v", name, got)
+			}
+		}
+	})
+}
+
 // Docker's own profile as a file: what it opens beyond ours is named, one by one, and
 // agentshim's conditions stay.
 func TestCustomEngineDefault(t *testing.T) {

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	oci "github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
 
 	"github.com/agentshim/agentshim/harness"
 )
@@ -30,6 +31,17 @@ func (p *Policy) Remarks() []string { return slices.Clone(p.remarks) }
 func (p *Policy) Summary() string { return p.summary }
 
 // lists applies allow and deny.
+// LooseMounts says that a process without capabilities may make a mount namespace of its
+// own, by way of a user namespace, and leave its mounts behind there. A mount then keeps
+// nobody in it from renaming or replacing what it is mounted on: for rename(2) and
+// unlink(2) only the mount points of the caller's namespace are busy
+// (mount_namespaces(7), Linux 3.18).
+func (p *Policy) LooseMounts() bool {
+	allowed := func(name string, arg uint64) bool { return p.Decide("", name, [6]uint64{arg}).Allowed() }
+	made := allowed("unshare", unix.CLONE_NEWUSER) || allowed("clone", unix.CLONE_NEWUSER) || allowed("clone3", 0)
+	return made && (allowed("umount2", 0) || allowed("umount", 0))
+}
+
 func (p *Policy) lists(s harness.Seccomp) []error {
 	var errs []error
 	at := func(list string, names []string, do func(path, name string) *Problem) {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/agentshim/agentshim/mounts"
@@ -91,8 +92,12 @@ func (p *prepared) writable() mounts.Source {
 	return mounts.Source{}
 }
 
-// covered are the paths of the workspace that the agent finds something else at.
+// covered are the paths of the workspace that the agent finds something else at, and
+// can't get at otherwise.
 func (p *prepared) covered() []string {
+	if p.plan.Seccomp.LooseMounts() {
+		return nil
+	}
 	target := p.job.Harness.ContainerPath(p.job.Harness.Workspace.Target)
 	var out []string
 	for _, m := range p.plan.Mounts {
@@ -109,10 +114,13 @@ type plantedLook struct {
 	guards []mounts.GuardPath
 	// covered are the paths that the container has another mount on.
 	covered []string
-	// taken is closed when before and err are there.
+	// taken is closed when the rest is there.
 	taken  chan struct{}
 	before plantedSnapshot
-	err    error
+	// unsearched says that not all of the protected folders' files are among guards that
+	// have a further name.
+	unsearched bool
+	err        error
 }
 
 // lookForPlanted begins with the first look, beside the engine's start. It is nil
@@ -122,12 +130,22 @@ func (p *prepared) lookForPlanted(ctx context.Context) *plantedLook {
 	if root.Path == "" {
 		return nil
 	}
-	l := &plantedLook{root: root, guards: p.plan.Guards, covered: p.covered(), taken: make(chan struct{})}
+	l := &plantedLook{root: root, guards: slices.Clone(p.plan.Guards), covered: p.covered(), taken: make(chan struct{})}
 	go func() {
 		defer close(l.taken)
-		l.before, l.err = takePlantedSnapshot(ctx, l.root, l.guards, plantedLimits{})
+		l.err = l.first(ctx)
 	}()
 	return l
+}
+
+func (l *plantedLook) first(ctx context.Context) error {
+	more, all, err := furtherNames(ctx, l.root, l.guards, plantedLimits{})
+	if err != nil {
+		return err
+	}
+	l.guards, l.unsearched = append(l.guards, more...), !all
+	l.before, err = takePlantedSnapshot(ctx, l.root, l.guards, plantedLimits{})
+	return err
 }
 
 // done waits for the first look, without which the harness may not run.
@@ -151,6 +169,9 @@ func (l *plantedLook) report(ctx context.Context) *PlantedReport {
 	l.before.without(l.covered)
 	after.without(l.covered)
 	r := comparePlanted(l.guards, l.before, after)
+	if l.unsearched && r.Limit == "" {
+		r.Limit = limitNames
+	}
 	return &r
 }
 

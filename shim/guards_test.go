@@ -5,12 +5,14 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
 	"github.com/agentshim/agentshim/harness"
 	"github.com/agentshim/agentshim/mounts"
+	"github.com/agentshim/agentshim/seccomp"
 	"github.com/agentshim/agentshim/spec"
 )
 
@@ -31,10 +33,20 @@ func guardedJob(t *testing.T, files ...string) *prepared {
 		t.Fatal(err)
 	}
 	p := &prepared{}
+	policy := mustPolicy(t, "default")
 	p.job = Job{Harness: harness.Harness{Dir: dir, Workspace: &harness.Workspace{Source: dir, Mode: "writable"}}, SpecPath: dir + "/harness.json"}.withDefaults()
 	p.host.Mounts.Sources = map[string]mounts.Source{dir: {Path: dir, Dir: true, Dev: st.Dev, Ino: st.Ino}}
-	p.plan = spec.Plan{Mounts: []mounts.Mount{{Type: mounts.TypeBind, Source: dir, Target: "/workspace", Writable: true, Why: mounts.WhyWorkspace}}}
+	p.plan = spec.Plan{Seccomp: policy, Mounts: []mounts.Mount{{Type: mounts.TypeBind, Source: dir, Target: "/workspace", Writable: true, Why: mounts.WhyWorkspace}}}
 	return p
+}
+
+func mustPolicy(t *testing.T, profile string) *seccomp.Policy {
+	t.Helper()
+	policy, err := seccomp.Compile(harness.Seccomp{Profile: profile}, seccomp.Target{Arch: "amd64"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return policy
 }
 
 // TestOwnPaths: A65. What steers the next run is known by its real path; a harness file
@@ -137,6 +149,34 @@ func TestPlantedLook(t *testing.T) {
 	r = look(p, func() { _ = os.MkdirAll(dir+"/.git/hooks", 0o700); _ = os.WriteFile(dir+"/.git/config", nil, 0o600) })
 	if len(r.Items) != 0 {
 		t.Errorf("what the agent can't reach is reported: %v", r.Items)
+	}
+	p.plan.Seccomp = mustPolicy(t, "nested")
+	r = look(p, func() { _ = os.Rename(dir+"/.git", dir+"/gone"); _ = os.Mkdir(dir+"/.git", 0o700) })
+	if diff := cmp.Diff([]string{"replaced dir .git"}, brief(*r)); diff != "" {
+		t.Errorf("where the agent can get round a mount: %s", diff)
+	}
+	for _, d := range []string{"/hooks/deep", "/keys"} {
+		if err := os.MkdirAll(dir+d, 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for name, second := range map[string]string{"hooks/deep/x": "build", "hooks/y": "hooks/z", "keys/k": "seen"} {
+		if err := errors.Join(os.WriteFile(dir+"/"+name, nil, 0o600), os.Link(dir+"/"+name, dir+"/"+second)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	p.plan.Guards = []mounts.GuardPath{{Rel: "absent", Reason: "r"}, {Rel: "hooks", Reason: "runs"}, {Rel: "keys", Hide: true, Reason: "hidden"}}
+	time.Sleep(5 * time.Millisecond) // ctime moves with the kernel's tick
+	r = look(p, func() {
+		_ = os.WriteFile(dir+"/build", []byte("agent"), 0o600)
+		_ = os.WriteFile(dir+"/seen", []byte("agent"), 0o600)
+		_ = os.Remove(dir + "/build")
+	})
+	if diff := cmp.Diff([]Planted{{Path: "hooks/deep/x", What: PlantedChanged, Kind: mounts.NodeFile, Reason: "runs"}}, r.Items); diff != "" {
+		t.Error(diff)
+	}
+	if more, all, err := furtherNames(t.Context(), p.writable(), p.plan.Guards, plantedLimits{entries: 1}); err != nil || all || len(more) > 3 {
+		t.Errorf("bounds: %v %v %v", more, all, err)
 	}
 	moved := look(p, func() { _ = os.Rename(dir, dir+".old"); _ = os.Mkdir(dir, 0o700) })
 	if moved.Limit != limitRoot || len(moved.Lines()) == 0 {

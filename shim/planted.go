@@ -25,8 +25,9 @@ type PlantedReport struct {
 	Items []Planted `json:"items,omitempty"`
 	More  int       `json:"more,omitempty"`
 	// Limit names the bound that ended the search for repositories before its end:
-	// "entries", "time" or "finds"; "root" where the workspace could not be looked at
-	// any more; empty where all was seen.
+	// "entries", "time" or "finds"; "names" where the search of protected folders for
+	// files with further names was ended; "root" where the workspace could not be
+	// looked at any more; empty where all was seen.
 	Limit string `json:"limit,omitempty"`
 	// Unread counts the folders that could not be looked into, more than before the run.
 	Unread int `json:"unread,omitempty"`
@@ -59,6 +60,7 @@ const (
 	limitEntries = "entries"
 	limitTime    = "time"
 	limitFinds   = "finds"
+	limitNames   = "names"
 	limitRoot    = "root"
 )
 
@@ -163,18 +165,26 @@ func (w *plantedWalk) run() {
 	}
 }
 
-// folder looks at one folder's names and gives its subfolders.
-func (w *plantedWalk) folder(f *plantedFolder) []*plantedFolder {
-	rel := f.path()
+// open opens a folder below the root. It is false for one that is gone, or a link by now,
+// and one that can't be looked into, which is counted.
+func (w *plantedWalk) open(rel string) (int, bool) {
 	fd, err := unix.Openat2(w.root, path.Join(".", rel), &unix.OpenHow{
 		Flags:   unix.O_RDONLY | unix.O_DIRECTORY | unix.O_NOFOLLOW | unix.O_CLOEXEC,
 		Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_XDEV,
 	})
 	switch {
 	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ENOTDIR), errors.Is(err, unix.ELOOP):
-		return nil // gone, or a link by now
 	case err != nil:
 		w.s.unread++
+	}
+	return fd, err == nil
+}
+
+// folder looks at one folder's names and gives its subfolders.
+func (w *plantedWalk) folder(f *plantedFolder) []*plantedFolder {
+	rel := f.path()
+	fd, ok := w.open(rel)
+	if !ok {
 		return nil
 	}
 	defer unix.Close(fd)
@@ -326,6 +336,48 @@ func (w *plantedWalk) hooks(repo int, rel string) {
 	})
 }
 
+// furtherNames gives the files in protected folders that have a further name, which may
+// lie within the agent's reach: what changes through it, no mount keeps from changing.
+// It is false where not all could be looked at.
+func furtherNames(ctx context.Context, root mounts.Source, guards []mounts.GuardPath, limits plantedLimits) ([]mounts.GuardPath, bool, error) {
+	limits = limits.withDefaults()
+	fd, err := mounts.OpenRoot(root)
+	if err != nil {
+		return nil, false, err
+	}
+	defer unix.Close(fd)
+	ctx, cancel := context.WithTimeout(ctx, limits.time)
+	defer cancel()
+	w := plantedWalk{ctx: ctx, root: fd, limits: limits, s: &plantedSnapshot{}}
+	var found []mounts.GuardPath
+	for _, g := range guards {
+		queue := []string{g.Rel}
+		for !g.Hide && len(queue) > 0 && w.s.limit == "" {
+			rel := queue[0]
+			queue = queue[1:]
+			at, ok := w.open(rel)
+			if !ok {
+				continue
+			}
+			w.names(at, func(e os.DirEntry) {
+				var st unix.Stat_t
+				name := path.Join(rel, e.Name())
+				switch {
+				case e.IsDir():
+					queue = append(queue, name)
+				case len(found) == limits.finds:
+					w.s.limit = limitFinds
+				case e.Type().IsRegular() && unix.Fstatat(at, e.Name(), &st, unix.AT_SYMLINK_NOFOLLOW) == nil && st.Nlink > 1:
+					found = append(found, mounts.GuardPath{Rel: name, Reason: g.Reason})
+				}
+			})
+			unix.Close(at)
+			w.bounds()
+		}
+	}
+	return found, w.s.limit == "" && w.s.unread == 0, nil
+}
+
 // without drops what lies at or below the paths: the run could not reach it.
 func (s *plantedSnapshot) without(covered []string) {
 	maps.DeleteFunc(s.git, func(rel string, _ mounts.GuardNode) bool {
@@ -460,6 +512,9 @@ func (r PlantedReport) Lines() []string {
 		out = append(out, "the search took too long and was ended: there may be new repositories that are not named here")
 	case limitFinds:
 		out = append(out, "there are too many repositories to name: there may be new ones that are not named here")
+	}
+	if r.Limit == limitNames {
+		out = append(out, "not all of the protected folders could be searched for files that have a second name elsewhere: what changed through one may not be named here")
 	}
 	if r.Limit == limitRoot {
 		out = append(out, "the workspace is not the folder it was, or can't be looked into: what appeared in it is not known")

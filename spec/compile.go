@@ -310,6 +310,21 @@ func (c *compiler) seccomp() error {
 		c.widen(o.Name, o.NeedsAccept, "%s", o.Detail)
 	}
 	c.plan.Warnings = append(c.plan.Warnings, policy.Remarks()...)
+	return c.loose()
+}
+
+// loose says what a policy that lets the agent leave its mounts behind does to the guards:
+// the files behind them stay as they are, but not at their places.
+func (c *compiler) loose() error {
+	w := c.h.Workspace
+	if !c.plan.Seccomp.LooseMounts() || w == nil || w.Mode != "writable" {
+		return nil
+	}
+	if len(w.Protect) > 0 {
+		return refuse("policy", `leave protect out, or use workspace.mode "copy" or another seccomp.profile`,
+			"workspace.protect can't be held: with this seccomp policy the agent can move a protected path away, in a mount namespace of its own, and put another in its place")
+	}
+	c.widen("loose-guards", false, "in a mount namespace of its own the agent can move guarded paths, .git too, and put others in their places; the end reports it")
 	return nil
 }
 

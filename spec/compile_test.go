@@ -254,6 +254,7 @@ func TestRefusals(t *testing.T) {
 		"dangerous call":             {`"user":"5:5","seccomp":{"allow":["ptrace"]}}`, dockerRoot, "widening", "syscall:ptrace"},
 		"another call accepted":      {`"user":"5:5","seccomp":{"allow":["ptrace"]},"accept":["syscall:bpf"]}`, dockerRoot, "widening", "syscall:ptrace"},
 		"nested not accepted":        {`"user":"5:5","seccomp":{"profile":"nested"}}`, dockerRoot, "widening", "nested-seccomp"},
+		"protect with loose mounts":  {`"user":"5:5","seccomp":{"profile":"nested"},"workspace":{"source":".","mode":"writable","protect":["x"]},"accept":["nested-seccomp"]}`, dockerRoot, "policy", "workspace.protect can't be held"},
 		"profile file's fault":       {`"user":"5:5","seccomp":{"profile":"./p.json"},"accept":["custom-seccomp"]}`, with(dockerRoot, func(h *Host) { h.SeccompFile = []byte(`{}`) }), "policy", "defaultAction"},
 		"call's typo":                {`"user":"5:5","seccomp":{"allow":["mbind","ptrce"]}}`, dockerRoot, "policy", "$.seccomp.allow[1]: "},
 		"needed call":                {`"user":"5:5","seccomp":{"deny":["execve"]}}`, dockerRoot, "policy", "$.seccomp.deny[0]: "},

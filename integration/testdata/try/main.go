@@ -36,13 +36,17 @@ func init() {
 		"execin": execIn, "locked": locked, "chmod": chmod,
 		"status": status, "environ": environ, "namespaces": namespaces,
 		"dial": dial, "lookup": lookup, "echo": echo, "abstract": abstract, "interfaces": interfaces,
-		"eat": eat, "fork": fork, "open": openMany, "thread": thread, "burn": burn, "openat2": openat2,
+		"eat": eat, "fork": fork, "open": openMany, "thread": thread, "burn": burn, "openat2": openat2, "loose": loose,
 	}
 }
 
 func main() {
 	if len(os.Args) == 3 && os.Args[1] == "eat" { // the child of eat
 		touch(os.Args[2])
+		return
+	}
+	if len(os.Args) == 5 && os.Args[1] == "loose" { // the child of loose
+		looseChild(os.Args[2:])
 		return
 	}
 	var all [][]string
