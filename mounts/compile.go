@@ -104,9 +104,8 @@ func Compile(h harness.Harness, f Facts, t Target) (Set, error) {
 	return set, nil
 }
 
-// guardPaths are those of h's workspace that need anything done: where it is read-only,
-// what is hidden; in a copy, of which nothing reaches the host by itself, what the file
-// names.
+// guardPaths are those of h's workspace that need anything done: where it is read-only, or
+// a copy of which nothing reaches the host by itself, what the file names.
 func guardPaths(h harness.Harness, f Facts) ([]GuardPath, error) {
 	root, ok := Workspace(h, f)
 	if !ok {
@@ -116,10 +115,8 @@ func guardPaths(h harness.Harness, f Facts) ([]GuardPath, error) {
 	switch h.Workspace.Mode {
 	case "writable":
 		return paths, err
-	case "copy":
-		return slices.DeleteFunc(paths, func(g GuardPath) bool { return !g.Hide && !g.named() }), err
 	}
-	return slices.DeleteFunc(paths, func(g GuardPath) bool { return !g.Hide }), err
+	return slices.DeleteFunc(paths, func(g GuardPath) bool { return !g.Hide && !g.named() }), err
 }
 
 // guard adds the workspace's guards to its mounts.

@@ -221,6 +221,16 @@ func TestCompileGuards(t *testing.T) {
 	}
 	_, err = Compile(base(shown), facts(func(f *Facts) { f.Guards = guardFacts("sub/") }), target(true))
 	wantProblem(t, err, "$.workspace.hide[0]", ErrRefused)
+	for writable, refused := range map[bool]bool{true: true, false: false} {
+		readOnly := func(h *harness.Harness) {
+			h.Workspace.Protect = []string{"sub"}
+			h.Mounts = []harness.Mount{{Source: "./sub", Target: "/x", Writable: writable}}
+		}
+		_, err := Compile(base(readOnly), facts(func(f *Facts) { f.Guards = guardFacts("sub/") }), target(true))
+		if (problemAt(err, "$.workspace.protect[0]", ErrRefused) != nil) != refused {
+			t.Errorf("read-only workspace, mount writable %v: %v", writable, err)
+		}
+	}
 	if _, err := Compile(base(nil), facts(func(f *Facts) { f.Guards = nil }), target(true)); err != nil {
 		t.Errorf("control, read-only and nothing hidden: %v", err)
 	}

@@ -384,11 +384,27 @@ func nodeProblem(g GuardPath, n GuardNode, at string) *Problem {
 	return nil
 }
 
+// shows says that m has the path, or something below it. By another name of the host's,
+// a bind mount of the same folder, it is known where it is the workspace, the path or a
+// folder between.
+func (c *guarding) shows(m Mount, rel string) bool {
+	source := path.Join(c.root, rel)
+	if atOrBelow(source, m.Source) || below(m.Source, source) {
+		return true
+	}
+	same := func(dev, ino uint64) bool { return ino != 0 && m.Dev == dev && m.Ino == ino }
+	for ; rel != "."; rel = path.Dir(rel) {
+		if n := c.facts[rel]; same(n.Dev, n.Ino) {
+			return true
+		}
+	}
+	return same(c.ws.Dev, c.ws.Ino)
+}
+
 // exposed: what another bind shows of the workspace is not guarded there.
 func (c *guarding) exposed(g GuardPath) {
-	source := path.Join(c.root, g.Rel)
 	for _, m := range c.others {
-		if m.Type != TypeBind || !m.Writable && !g.Hide || !atOrBelow(source, m.Source) && !below(m.Source, source) {
+		if m.Type != TypeBind || !m.Writable && !g.Hide || !c.shows(m, g.Rel) {
 			continue
 		}
 		switch {

@@ -225,6 +225,7 @@ func TestGuards(t *testing.T) {
 		"default opened by a bind":               {paths: byDefault(".idea"), facts: guardFacts(".idea/"), others: bind("/home/me/ws/.idea", "/workspace/.idea", true), warns: 1},
 		"part shown elsewhere":                   {paths: byDefault(".idea"), facts: guardFacts(".idea/"), others: bind("/home/me/ws/.idea/x", "/x", true), want: []string{"protect ro .idea"}, warns: 1},
 		"writable bind in a read-only workspace": {ws: readOnly, paths: byDefault(".idea", ".run"), facts: guardFacts(".idea/x", ".run/"), others: bind("/home/me/ws/.idea", "/workspace/.idea", true), warns: 1},
+		"another folder elsewhere":               {paths: protect(".envrc"), facts: guardFacts(".envrc"), others: []Mount{{Type: TypeBind, Source: "/mnt/x", Target: "/other", Writable: true, Dev: 7, Ino: 99999}}, want: []string{"protect ro .envrc"}},
 		"read-only elsewhere":                    {paths: protect(".envrc"), facts: guardFacts(".envrc"), others: bind("/home/me/ws", "/other", false), want: []string{"protect ro .envrc"}},
 		"name beside it elsewhere":               {paths: protect(".envrc"), facts: guardFacts(".envrc"), others: bind("/home/me/ws/.envrc2", "/other", true), want: []string{"protect ro .envrc"}},
 	} {
@@ -307,6 +308,10 @@ func TestGuardsOfTheRunsOwn(t *testing.T) {
 func TestGuardsRefuses(t *testing.T) {
 	show := []Mount{{Type: TypeBind, Source: "/home/me", Target: "/other", Writable: true, Why: WhyMount}}
 	readOnly := []Mount{{Type: TypeBind, Source: "/home/me/ws/s/key", Target: "/key", Why: WhyMount}}
+	alias := func(n GuardNode, writable bool) []Mount { // a bind mount of the host's elsewhere
+		return []Mount{{Type: TypeBind, Source: "/mnt/x", Target: "/other", Writable: writable, Why: WhyMount, Dev: n.Dev, Ino: n.Ino}}
+	}
+	root := GuardNode{Dev: guardWorkspace.Dev, Ino: guardWorkspace.Ino}
 	nested := []Mount{{Type: TypeBind, Source: "/data", Target: "/workspace/s/data", Why: WhyMount}}
 	var many []GuardPath
 	var files []string
@@ -321,18 +326,21 @@ func TestGuardsRefuses(t *testing.T) {
 		others []Mount
 		at     string
 	}{
-		"link":                  {paths: protect(".envrc"), facts: guardFacts(".envrc@"), at: "$.workspace.protect[0]"},
-		"default link":          {paths: byDefault(".envrc"), facts: guardFacts(".envrc@"), at: "$.workspace"},
-		"link above":            {paths: byDefault(".vscode/tasks.json"), facts: guardFacts(".vscode@"), at: "$.workspace"},
-		"hidden link":           {paths: hide(".env"), facts: guardFacts(".env@"), at: "$.workspace.hide[0]"},
-		"FIFO":                  {paths: byDefault(".envrc"), facts: guardFacts(".envrc|"), at: "$.workspace"},
-		"second name":           {paths: byDefault(".envrc"), facts: guardFacts(".envrc+"), at: "$.workspace"},
-		"hidden, second name":   {paths: hide(".env"), facts: guardFacts(".env+"), at: "$.workspace.hide[0]"},
-		"out of reach":          {paths: byDefault("a/b"), facts: guardFacts("a/b!"), at: "$.workspace"},
-		"named, open elsewhere": {paths: protect(".envrc"), facts: guardFacts(".envrc"), others: show, at: "$.workspace.protect[0]"},
-		"hidden, shown":         {paths: hide("s"), facts: guardFacts("s/"), others: readOnly, at: "$.workspace.hide[0]"},
-		"mount in hidden":       {paths: hide("s"), facts: guardFacts("s/"), others: nested, at: "$.workspace.hide[0]"},
-		"too many":              {paths: many, facts: guardFacts(files...), at: "$.workspace"},
+		"link":                {paths: protect(".envrc"), facts: guardFacts(".envrc@"), at: "$.workspace.protect[0]"},
+		"default link":        {paths: byDefault(".envrc"), facts: guardFacts(".envrc@"), at: "$.workspace"},
+		"link above":          {paths: byDefault(".vscode/tasks.json"), facts: guardFacts(".vscode@"), at: "$.workspace"},
+		"hidden link":         {paths: hide(".env"), facts: guardFacts(".env@"), at: "$.workspace.hide[0]"},
+		"FIFO":                {paths: byDefault(".envrc"), facts: guardFacts(".envrc|"), at: "$.workspace"},
+		"second name":         {paths: byDefault(".envrc"), facts: guardFacts(".envrc+"), at: "$.workspace"},
+		"hidden, second name": {paths: hide(".env"), facts: guardFacts(".env+"), at: "$.workspace.hide[0]"},
+		"out of reach":        {paths: byDefault("a/b"), facts: guardFacts("a/b!"), at: "$.workspace"},
+		"named, open by another name of the workspace": {paths: protect("a/b/x"), facts: guardFacts("a/b/x"), others: alias(root, true), at: "$.workspace.protect[0]"},
+		"named, open by another name of a folder":      {paths: protect("a/b/x"), facts: guardFacts("a/b/x"), others: alias(guardFacts("a/b/x")["a"], true), at: "$.workspace.protect[0]"},
+		"hidden, shown by another name":                {paths: hide(".env"), facts: guardFacts(".env"), others: alias(root, false), at: "$.workspace.hide[0]"},
+		"named, open elsewhere":                        {paths: protect(".envrc"), facts: guardFacts(".envrc"), others: show, at: "$.workspace.protect[0]"},
+		"hidden, shown":                                {paths: hide("s"), facts: guardFacts("s/"), others: readOnly, at: "$.workspace.hide[0]"},
+		"mount in hidden":                              {paths: hide("s"), facts: guardFacts("s/"), others: nested, at: "$.workspace.hide[0]"},
+		"too many":                                     {paths: many, facts: guardFacts(files...), at: "$.workspace"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			set, err := Guards(guardWorkspace, guardRoot, c.paths, c.facts, c.others)
