@@ -98,10 +98,15 @@ func (p *prepared) covered() []string {
 	if p.plan.Seccomp.LooseMounts() {
 		return nil
 	}
-	target := p.job.Harness.ContainerPath(p.job.Harness.Workspace.Target)
+	target, root := p.job.Harness.ContainerPath(p.job.Harness.Workspace.Target), p.writable().Path
+	shown := func(rel string) bool {
+		return slices.ContainsFunc(p.plan.Mounts, func(m mounts.Mount) bool {
+			return m.Why == mounts.WhyMount && m.Writable && sameFiles(m.Source, filepath.Join(root, rel))
+		})
+	}
 	var out []string
 	for _, m := range p.plan.Mounts {
-		if rel, ok := strings.CutPrefix(m.Target, target+"/"); ok && m.Why != mounts.WhyGuard {
+		if rel, ok := strings.CutPrefix(m.Target, target+"/"); ok && m.Why != mounts.WhyGuard && !shown(rel) {
 			out = append(out, rel)
 		}
 	}

@@ -150,6 +150,12 @@ func TestPlantedLook(t *testing.T) {
 	if len(r.Items) != 0 {
 		t.Errorf("what the agent can't reach is reported: %v", r.Items)
 	}
+	p.plan.Mounts = append(p.plan.Mounts, mounts.Mount{Type: mounts.TypeBind, Source: filepath.Dir(dir), Target: "/up", Writable: true, Why: mounts.WhyMount})
+	r = look(p, func() { _ = os.WriteFile(dir+"/.git/hooks/pre-push", nil, 0o700) })
+	if diff := cmp.Diff([]string{"created file .git/hooks/pre-push"}, brief(*r)); diff != "" {
+		t.Errorf("where another mount shows it: %s", diff)
+	}
+	p.plan.Mounts = p.plan.Mounts[:2]
 	p.plan.Seccomp = mustPolicy(t, "nested")
 	r = look(p, func() { _ = os.Rename(dir+"/.git", dir+"/gone"); _ = os.Mkdir(dir+"/.git", 0o700) })
 	if diff := cmp.Diff([]string{"replaced dir .git"}, brief(*r)); diff != "" {
