@@ -300,17 +300,7 @@ func TestCustomTakesOwnProfile(t *testing.T) {
 
 // inside and both must never claim more than holds.
 func TestMeetIsSound(t *testing.T) {
-	ops := []oci.LinuxSeccompOperator{
-		oci.OpEqualTo, oci.OpNotEqual, oci.OpLessThan, oci.OpLessEqual, oci.OpGreaterThan, oci.OpGreaterEqual, oci.OpMaskedEqual,
-	}
-	var all []oci.LinuxSeccompArg
-	for _, op := range ops {
-		for _, v := range []uint64{0, 1, 2, 3, 6, 7, ^uint64(0)} {
-			for _, w := range []uint64{0, 1, 2, 5} {
-				all = append(all, oci.LinuxSeccompArg{Op: op, Value: v, ValueTwo: w})
-			}
-		}
-	}
+	all := sampleArgs()
 	values := []uint64{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, ^uint64(0) - 1, ^uint64(0)}
 	for _, x := range all {
 		for _, y := range all {
