@@ -62,8 +62,10 @@ type ChangeRules struct {
 	// ProtectedNames are refused in any folder, with all below them, in every
 	// spelling that a file system may take for the same: ".git".
 	ProtectedNames []string
-	// ProtectedPaths are refused with all below them.
+	// ProtectedPaths are refused with all below them, and so is what they lead to where a
+	// link was copied. Root is the host's folder, for links that are absolute.
 	ProtectedPaths []string
+	Root           string
 	// FileBytes is the length of the largest file, 1 GiB if 0. Limits are the copy's.
 	FileBytes int64
 	Limits    TreeLimits
@@ -196,6 +198,7 @@ func contentChanged(e *BaseEntry, n treeNode) bool {
 // sorted by path; a path that is not in host is not there.
 func judge(changes []Change, host map[string]treeNode, rules ChangeRules) {
 	gone := map[string]bool{} // paths that are, or will be, free
+	names := namesOfOne(host)
 	// From the end, so that what is in a folder is judged before the folder.
 	for i := len(changes) - 1; i >= 0; i-- {
 		c := &changes[i]
@@ -205,12 +208,29 @@ func judge(changes []Change, host map[string]treeNode, rules ChangeRules) {
 			c.Verdict, c.Why = VerdictRefused, why
 			continue
 		}
+		if names[c.host.Stamp.Ino] > 1 {
+			c.Verdict, c.Why = VerdictConflict, "the host takes two of the changed names for one"
+			continue
+		}
 		c.Verdict, c.Why = compareHost(c, gone)
 		if c.Kind == ChangeDeleted && (c.Verdict == VerdictApply || c.Verdict == VerdictDone) {
 			gone[c.Path] = true
 		}
 	}
 	blockBelow(changes)
+}
+
+// namesOfOne counts by inode how often a file or link of one name was found: more than
+// once where the host's file system folds names. To add README and delete Readme would
+// lose both.
+func namesOfOne(host map[string]treeNode) map[uint64]int {
+	found := map[uint64]int{}
+	for _, n := range host {
+		if n.Links == 1 {
+			found[n.Stamp.Ino]++
+		}
+	}
+	return found
 }
 
 // blockBelow keeps back what would stand in a folder that is not made.
@@ -302,10 +322,20 @@ func linkRefusal(p, text string, rules ChangeRules) string {
 			at = parentOf(at)
 		}
 	}
-	if at != "" && protected(at, rules) {
+	switch {
+	case at != "" && protected(at, rules):
 		return "it is a link to a protected path"
+	case aboveProtected(p, rules):
+		return "it is a link in the place of a folder with a protected path"
 	}
 	return ""
+}
+
+// aboveProtected says whether a protected path would lie below p, and a link there would
+// lead it to another file.
+func aboveProtected(p string, rules ChangeRules) bool {
+	folded := []string{foldPath(p)}
+	return slices.ContainsFunc(rules.ProtectedPaths, func(q string) bool { return inAnyPath(foldPath(path.Clean(q)), folded) })
 }
 
 // compareHost judges what is not refused by what the host has there now. gone are
@@ -385,6 +415,67 @@ func inAnyPath(p string, paths []string) bool {
 		rest, ok := strings.CutPrefix(p, path.Clean(dir))
 		return ok && (rest == "" || rest[0] == '/')
 	})
+}
+
+// maxFollowed bounds the links on the way to a protected path, as the kernel's 40 does.
+const maxFollowed = 40
+
+// followProtected gives the protected paths and, where a link among what was copied stands
+// at or above one, each path by which that goes on. root is the host's folder, into which
+// an absolute link may lead.
+func followProtected(b Base, root string, paths []string) []string {
+	links := map[string]string{}
+	for i := range b.Entries {
+		if e := &b.Entries[i]; e.Type == TypeLink {
+			links[e.Path] = e.Link
+		}
+	}
+	out := slices.Clone(paths)
+	if len(links) == 0 {
+		return out
+	}
+	for _, p := range paths {
+		out = append(out, followLinks(path.Clean(p), root, links)...)
+	}
+	return out
+}
+
+// followLinks walks p as the kernel does, and gives what is left to walk at each link and
+// at the end; it ends where p leads out of the tree.
+func followLinks(p, root string, links map[string]string) []string {
+	var out []string
+	at, rest := "", strings.Split(p, "/")
+	for followed := 0; len(rest) > 0 && followed <= maxFollowed; {
+		name := rest[0]
+		rest = rest[1:]
+		switch {
+		case name == "" || name == ".":
+			continue
+		case name == ".." && at == "":
+			return out
+		case name == "..":
+			at = parentOf(at)
+			continue
+		}
+		text, ok := links[path.Join(at, name)]
+		if !ok {
+			at = path.Join(at, name)
+			continue
+		}
+		out = append(out, path.Join(at, name, path.Join(rest...)))
+		followed++
+		if path.IsAbs(text) {
+			if text, ok = strings.CutPrefix(path.Clean(text)+"/", root+"/"); !ok {
+				return out
+			}
+			at = ""
+		}
+		rest = append(strings.Split(text, "/"), rest...)
+	}
+	if at != "" && at != p {
+		out = append(out, at)
+	}
+	return out
 }
 
 func protected(p string, rules ChangeRules) bool {

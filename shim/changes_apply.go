@@ -106,6 +106,8 @@ type stagedNode struct {
 type stagedTop struct {
 	change *Change
 	name   string
+	// ino is what was made under name, 0 for nothing.
+	ino    uint64
 	placed bool
 }
 
@@ -168,14 +170,25 @@ func (a *applier) stageOne(c *Change) error {
 		a.tops = append(a.tops, stagedTop{change: c, name: name})
 	}
 	a.staged = append(a.staged, stagedNode{c.Path, in.top})
+	if c.To == TypeFolder {
+		a.folders[c.Path] = stagedNode{path.Join(parent, name), in.top}
+		a.made = append(a.made, stagedFolder{path.Join(parent, name), c.Mode})
+	}
+	err = a.makeNode(dir, name, c)
+	if !inNew { // of a node that is made in part, too
+		a.tops[in.top].ino = inodeAt(dir, name)
+	}
+	return err
+}
+
+// makeNode makes a new folder, link or file.
+func (a *applier) makeNode(dir int, name string, c *Change) error {
 	owner, err := a.owner(dir, c)
 	if err != nil {
 		return err
 	}
 	switch c.To {
 	case TypeFolder:
-		a.folders[c.Path] = stagedNode{path.Join(parent, name), in.top}
-		a.made = append(a.made, stagedFolder{path.Join(parent, name), c.Mode})
 		if err := unix.Mkdirat(dir, name, 0o700); err != nil {
 			return err
 		}
@@ -187,6 +200,15 @@ func (a *applier) stageOne(c *Change) error {
 		return chownAt(dir, name, owner)
 	}
 	return a.stageFile(dir, name, c, owner)
+}
+
+// inodeAt is 0 where nothing can be seen.
+func inodeAt(dir int, name string) uint64 {
+	var st unix.Stat_t
+	if unix.Fstatat(dir, name, &st, unix.AT_SYMLINK_NOFOLLOW) != nil {
+		return 0
+	}
+	return st.Ino
 }
 
 // owner is whom a written file goes to; nil leaves it with the caller.
@@ -470,10 +492,10 @@ func (a *applier) cleanUp() {
 }
 
 // removeStaged removes only what this Apply wrote: after a failed exchange back the
-// temporary name may hold the host's own file, which stays.
+// temporary name may hold the host's own file, which stays. The host's number is not
+// asked: a file that was removed meanwhile may have left it to the staged one.
 func (a *applier) removeStaged(dir int, top *stagedTop) {
-	var st unix.Stat_t
-	if unix.Fstatat(dir, top.name, &st, unix.AT_SYMLINK_NOFOLLOW) != nil || st.Ino == top.change.host.Stamp.Ino || typeOf(st.Mode) != top.change.To {
+	if ino := inodeAt(dir, top.name); ino == 0 || ino != top.ino {
 		return
 	}
 	if top.change.To != TypeFolder {

@@ -41,6 +41,7 @@ func (c Changes) Count(v Verdict) int {
 // root's own mode do not.
 func FindChanges(ctx context.Context, base Base, copied, host *os.File, rules ChangeRules) (Changes, error) {
 	rules = rules.withDefaults()
+	rules.ProtectedPaths = followProtected(base, rules.Root, rules.ProtectedPaths)
 	s := &copyScan{ctx: ctx, base: make(map[string]*BaseEntry, len(base.Entries)), rules: rules, buf: make([]byte, copyBuffer)}
 	s.budget.limits = rules.Limits
 	for i := range base.Entries {

@@ -14,6 +14,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 	"unicode"
@@ -432,6 +433,65 @@ func TestApplyRaces(t *testing.T) {
 	}
 }
 
+// TestApplyInode: a staged file to which a file of the host's, removed meanwhile, left its
+// number is cleaned up all the same.
+func TestApplyInode(t *testing.T) {
+	reused := 0
+	for range 10 {
+		w := makeTrees(t, map[string]string{"f": "old"})
+		mustAll(t, os.WriteFile(w.copied+"/f", []byte("agent"), 0o644))
+		c := w.changes(t, ChangeRules{})
+		mustAll(t, os.Remove(w.host+"/f"), os.WriteFile(w.host+"/x", nil, 0o644))
+		st, err := os.Stat(w.host + "/x")
+		mustAll(t, err, os.Remove(w.host+"/x"))
+		if st.Sys().(*syscall.Stat_t).Ino == c.List[0].host.Stamp.Ino {
+			reused++
+		}
+		if _, err := w.apply(t, c, ApplyOptions{}); !errors.Is(err, ErrApplyRace) {
+			t.Fatal(err)
+		}
+	}
+	if reused == 0 {
+		t.Log("this file system gives no number again: the test shows nothing")
+	}
+}
+
+// TestChangesProtectedByLink: no link leads a protected path to what the agent wrote.
+func TestChangesProtectedByLink(t *testing.T) {
+	rules := ChangeRules{ProtectedPaths: []string{".vscode/tasks.json", ".mcp.json", ".envrc", "deploy/prod/key", "up", "..x/y"}}
+	w := makeTrees(t, map[string]string{
+		".mcp.json": "-> one", "one": "-> conf/../conf/mcp.json", "conf/mcp.json": "{}", "conf/other": "x", "deploy": "-> elsewhere/.", "elsewhere/prod/key": "k",
+		".envrc": "-> HOST/env/rc", "env/rc": "x", "up": "-> /nowhere/x", "..x": "-> ..z", "..z/y": "1", "plain": "p",
+	})
+	rules.Root = w.host
+	mustAll(t, os.Remove(w.host+"/.envrc"), os.Symlink(w.host+"/env/rc", w.host+"/.envrc"))
+	w.copied = t.TempDir()
+	w.base, _ = mustCopy(t, w.host, w.copied, CopyOptions{})
+	c := w.copied
+	mustAll(t,
+		os.Symlink("evil", c+"/.vscode"), os.Symlink("evil", c+"/.VSCode"), os.Remove(c+"/one"), os.Symlink("evil", c+"/one"),
+		os.WriteFile(c+"/conf/mcp.json", []byte("evil"), 0o644), os.WriteFile(c+"/conf/other", []byte("mine"), 0o644),
+		os.RemoveAll(c+"/elsewhere/prod"), os.Symlink("../evil", c+"/elsewhere/prod"), os.WriteFile(c+"/env/rc", []byte("evil"), 0o644),
+		os.WriteFile(c+"/..z/y", []byte("evil"), 0o644), os.WriteFile(c+"/plain", []byte("mine"), 0o644),
+	)
+	makeTree(t, c, map[string]string{"evil/tasks.json": "boom", "evil/key": "k", ".vscode2": "-> evil"})
+	const above = "refused: it is a link in the place of a folder with a protected path"
+	want := map[string]string{
+		".vscode": "added " + above, ".VSCode": "added " + above, "one": "modified refused: " + whyProtected, "conf/mcp.json": "modified refused: " + whyProtected,
+		"conf/other": "modified apply", "elsewhere/prod": "type " + above, "elsewhere/prod/key": "deleted refused: " + whyProtected,
+		"env/rc": "modified refused: " + whyProtected, "..z/y": "modified refused: " + whyProtected, "plain": "modified apply",
+		"evil": "added apply", "evil/tasks.json": "added apply", "evil/key": "added apply", ".vscode2": "added apply",
+	}
+	if d := cmp.Diff(want, verdictsOf(w.changes(t, rules))); d != "" {
+		t.Error(d)
+	}
+	// The control: what is not protected goes the same ways.
+	free := w.changes(t, ChangeRules{})
+	if n := free.Count(VerdictRefused); n != 0 {
+		t.Errorf("%v", verdictsOf(free))
+	}
+}
+
 // TestApplyRaceCopy: bytes that were not looked at are not applied.
 func TestApplyRaceCopy(t *testing.T) {
 	for _, size := range []int{10, digestMax + 1} { // read by this process, by the kernel
@@ -726,6 +786,17 @@ func TestChangesCase(t *testing.T) {
 	judge(list, map[string]treeNode{"readme": {Path: "readme", Type: TypeFile, Size: 1, Mode: 0o644}}, ChangeRules{}.withDefaults())
 	if list[0].Verdict != VerdictConflict {
 		t.Errorf("%+v", list[0])
+	}
+	// There a file that got another case is there already, and the old name must not go.
+	makeTree(t, w.copied, map[string]string{"readme": "x"})
+	mustAll(t, os.Remove(w.copied+"/README"))
+	list = w.changes(t, ChangeRules{}).List
+	was := list[0].host
+	judge(list, map[string]treeNode{"README": was, "readme": was}, ChangeRules{}.withDefaults())
+	for i := range list {
+		if list[i].Verdict != VerdictConflict {
+			t.Errorf("%s: %s", list[i].Path, list[i].Verdict)
+		}
 	}
 }
 

@@ -161,7 +161,7 @@ func (c *RunCopy) Close() {
 func (c *RunCopy) Changes(ctx context.Context) (Changes, error) {
 	rec := c.Run.Copy
 	changes, err := FindChanges(ctx, c.base, c.copied, c.host, ChangeRules{
-		ProtectedNames: rec.ProtectedNames, ProtectedPaths: rec.ProtectedPaths, AgentUID: &rec.UID, Umask: callersUmask(),
+		ProtectedNames: rec.ProtectedNames, ProtectedPaths: rec.ProtectedPaths, Root: rec.Source, AgentUID: &rec.UID, Umask: callersUmask(),
 	})
 	return changes, c.failed(ctx, err)
 }
