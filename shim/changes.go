@@ -73,6 +73,9 @@ type ChangeRules struct {
 	Umask uint32
 	// AgentUID, where not nil, is whom each added and modified file must belong to.
 	AgentUID *uint32
+
+	// repositories are folders, folded, in which what git obeys is refused.
+	repositories map[string]bool
 }
 
 func (r ChangeRules) withDefaults() ChangeRules {
@@ -268,6 +271,8 @@ func refusal(c *Change, rules ChangeRules) string {
 	switch {
 	case protected(c.Path, rules):
 		return whyProtected
+	case obeyed(c.Path, rules.repositories):
+		return whyObeyed
 	case n.Bad != "":
 		return n.Bad
 	case c.Kind == ChangeDeleted:
@@ -288,12 +293,12 @@ func refusal(c *Change, rules ChangeRules) string {
 
 const whyProtected = "its path is protected"
 
-// foldProtected drops what was added below a folder that is refused since its path is
-// protected: a repository that the agent made is one line, not thousands.
+// foldProtected drops what was added below a folder that is refused for its path: a
+// repository that the agent made is one line, not thousands.
 func foldProtected(changes []Change) []Change {
 	folders := map[string]bool{}
 	return slices.DeleteFunc(changes, func(c Change) bool {
-		if c.Kind != ChangeAdded || c.Why != whyProtected {
+		if c.Kind != ChangeAdded || c.Why != whyProtected && c.Why != whyObeyed {
 			return false
 		}
 		folders[c.Path] = c.To == TypeFolder

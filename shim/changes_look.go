@@ -56,6 +56,7 @@ func FindChanges(ctx context.Context, base Base, copied, host *os.File, rules Ch
 		return Changes{}, err
 	}
 	slices.SortFunc(s.nodes, func(a, b treeNode) int { return strings.Compare(a.Path, b.Path) })
+	rules.repositories = findRepositories(base, s.nodes)
 	changes := Changes{List: findDeltas(base, s.nodes, rules), rules: rules}
 	known := map[string]treeNode{}
 	for i := range changes.List {

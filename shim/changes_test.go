@@ -492,6 +492,51 @@ func TestChangesProtectedByLink(t *testing.T) {
 	}
 }
 
+// TestChangesBareRepository: a folder that git takes for a repository by what is in it gets
+// nothing that git obeys.
+func TestChangesBareRepository(t *testing.T) {
+	w := makeTrees(t, map[string]string{"old/HEAD": "ref: refs/heads/x", "old/objects/": "", "old/refs/": "", "old/config": "", "a/HEAD": "no repository", "half/objects/x": ""})
+	makeTree(t, w.copied, map[string]string{
+		"old/config": "[core]", "old/hooks/pre-commit": "x", "old/refs/heads/x": "x", "old/info/attributes": "x", "old/description": "x",
+		"new/HEAD": "x", "new/objects/": "", "new/refs/": "", "new/config": "x", "fold/Head": "x", "fold/COMMONDIR": "..", "fold/CONFIG.": "x",
+		"half/refs/": "", "half/HEAD": "x", "a/config": "x", "a/refs/hooks": "x", "HEAD": "x", "objects/": "", "refs/": "", "hooks/x": "x", "config": "-> a",
+	})
+	c := w.changes(t, ChangeRules{})
+	refused := map[string]bool{}
+	for i := range c.List {
+		if c.List[i].Why == whyObeyed {
+			refused[c.List[i].Path] = true
+		} else if c.List[i].Verdict != VerdictApply {
+			t.Errorf("%+v", c.List[i])
+		}
+	}
+	want := []string{
+		"HEAD", "config", "fold/COMMONDIR", "fold/CONFIG.", "fold/Head", "half/HEAD", "hooks", "new/HEAD", "new/config", "old/config", "old/hooks",
+		"old/info/attributes",
+	}
+	if d := cmp.Diff(want, slices.Sorted(maps.Keys(refused))); d != "" {
+		t.Error(d)
+	}
+	w.mustApply(t, c, ApplyOptions{Partly: true})
+	for _, dir := range []string{"", "new", "half", "fold"} { // the control is the copy
+		if gitTakes(t, filepath.Join(w.host, dir)) || dir != "fold" && !gitTakes(t, filepath.Join(w.copied, dir)) {
+			t.Errorf("%q", dir)
+		}
+	}
+}
+
+// gitTakes says whether dir has the names by which git takes it for a repository.
+func gitTakes(t *testing.T, dir string) bool {
+	t.Helper()
+	list, err := os.ReadDir(dir)
+	mustAll(t, err)
+	var names gitNames
+	for _, e := range list {
+		names.add(e.Name())
+	}
+	return names.repository()
+}
+
 // TestApplyRaceCopy: bytes that were not looked at are not applied.
 func TestApplyRaceCopy(t *testing.T) {
 	for _, size := range []int{10, digestMax + 1} { // read by this process, by the kernel
