@@ -34,6 +34,27 @@ var openedCalls = []struct {
 	{syscallTrial{name: "clone3", nr: unix.SYS_CLONE3}, "ENOSYS", "ENOSYS", "ENOSYS", "ENOSYS"},
 }
 
+// nestedMounts are made in user and mount namespaces of the agent's own. The first is the
+// control of the others: a mount of its own comes and goes. What the container masks, makes read-only or
+// mounts stays as it is, and no other /proc or /sys comes.
+var nestedMounts = []struct {
+	op   []string
+	want string
+}{
+	{[]string{"mount", "/tmp"}, "ok"},
+	{[]string{"mountfs", "tmpfs", "/tmp"}, "ok"},
+	{[]string{"unmount", "/proc/keys"}, "EINVAL"},
+	{[]string{"unmount", "/proc/sys"}, "EINVAL"},
+	{[]string{"unmount", "/sys/firmware"}, "EINVAL"},
+	{[]string{"unmount", "/.agentshim-init"}, "EINVAL"},
+	{[]string{"unmount", "/etc/hosts"}, "EINVAL"},
+	{[]string{"remount", "/"}, "EPERM"},
+	{[]string{"remount", "/proc/sys"}, "EPERM"},
+	{[]string{"remount", "/try"}, "EPERM"},
+	{[]string{"mountfs", "proc", "/tmp"}, "EPERM"},
+	{[]string{"mountfs", "sysfs", "/tmp"}, "EPERM"},
+}
+
 // TestSystemCallsOpened: what a harness file opens and closes is so for the agent, and nothing
 // else: by name, with profile nested, and with Docker's own profile as a file.
 func TestSystemCallsOpened(t *testing.T) {
@@ -47,6 +68,9 @@ func TestSystemCallsOpened(t *testing.T) {
 		var ops attempts
 		for _, c := range openedCalls {
 			ops = append(ops, c.op())
+		}
+		for _, m := range nestedMounts {
+			ops = append(ops, append([]string{"nested"}, m.op...))
 		}
 		run := func(fields spec, accept ...string) tried {
 			fields["accept"] = append(accept, "rootless-cgroup-limits")
@@ -62,6 +86,17 @@ func TestSystemCallsOpened(t *testing.T) {
 				got := []string{standard.of(c.op()...), lists.of(c.op()...), nested.of(c.op()...), custom.of(c.op()...)}
 				if want := []string{c.standard, c.lists, c.nested, c.file}; fmt.Sprint(got) != fmt.Sprint(want) {
 					t.Errorf("default, lists, nested, file: %q, want %q", got, want)
+				}
+			})
+		}
+		for _, m := range nestedMounts {
+			t.Run(fmt.Sprint(m.op), func(t *testing.T) {
+				op := append([]string{"nested"}, m.op...)
+				if got := nested.of(op...); got != "ok: "+m.want {
+					t.Errorf("%s, want %s", got, m.want)
+				}
+				if got := standard.of(op...); got != "EPERM" {
+					t.Errorf("default: %s", got)
 				}
 			})
 		}

@@ -37,6 +37,7 @@ func init() {
 		"status": status, "environ": environ, "namespaces": namespaces,
 		"dial": dial, "lookup": lookup, "echo": echo, "abstract": abstract, "interfaces": interfaces,
 		"eat": eat, "fork": fork, "open": openMany, "thread": thread, "burn": burn, "openat2": openat2, "loose": loose,
+		"nested": nested, "unmount": unmount, "remount": remount, "mountfs": mountFS,
 	}
 }
 
@@ -124,6 +125,40 @@ func mount(arg []string) (string, error) {
 		return "", err
 	}
 	return "", unix.Unmount(arg[0], 0)
+}
+
+// nested makes the attempt that arg is as uid 0 of user and mount namespaces of its own.
+func nested(arg []string) (string, error) {
+	list, err := json.Marshal([][]string{arg})
+	if err != nil {
+		return "", err
+	}
+	cmd := exec.Command("/proc/self/exe", string(list))
+	cmd.SysProcAttr = &syscall.SysProcAttr{
+		Cloneflags:  syscall.CLONE_NEWUSER | syscall.CLONE_NEWNS,
+		UidMappings: []syscall.SysProcIDMap{{HostID: os.Getuid(), Size: 1}},
+	}
+	out, err := cmd.Output()
+	var outcomes []string
+	if err == nil {
+		err = json.Unmarshal(out, &outcomes)
+	}
+	if err != nil {
+		return "", err
+	}
+	return outcomes[0], nil
+}
+
+func unmount(arg []string) (string, error) { return "", unix.Unmount(arg[0], unix.MNT_DETACH) }
+
+// remount takes every flag from a mount.
+func remount(arg []string) (string, error) {
+	return "", unix.Mount("", arg[0], "", unix.MS_REMOUNT|unix.MS_BIND, "")
+}
+
+// mountFS mounts a file system of a kind on a folder, and leaves it there.
+func mountFS(arg []string) (string, error) {
+	return "", unix.Mount("try", arg[1], arg[0], 0, "")
 }
 
 func setuid(arg []string) (string, error) {
