@@ -1,8 +1,15 @@
 package integration
 
 import (
+	"bytes"
+	"context"
 	"encoding/json"
 	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httputil"
+	"net/url"
 	"os"
 	"os/exec"
 	"os/user"
@@ -203,9 +210,9 @@ func TestDoctorDeviatingEngine(t *testing.T) {
 func TestDoctorNoWayOut(t *testing.T) {
 	Need(t)
 	group, rootless := setups[1], setups[3]
-	for s, words := range map[setup]string{group: "--network=container:", rootless: " unshare -- "} {
+	for _, s := range []setup{group, rootless} {
 		t.Run(s.name, func(t *testing.T) {
-			d := s.doctor(t, call{Env: []string{"PATH=" + refusing(t, s, words) + ":" + os.Getenv("PATH")}})
+			d := s.doctor(t, call{Env: []string{withoutWay(t, s)}})
 			d.says(t, s.engine, "way out", shim.Warned, "not this")
 			d.says(t, s.engine, "posture", shim.Passed)
 			d.says(t, s.engine, "network", shim.Passed, "ENETUNREACH")
@@ -231,6 +238,48 @@ func refusing(t *testing.T, s setup, words string) string {
 	dir := s.folder(t)
 	place(t, filepath.Join(dir, s.engine), fmt.Appendf(nil, "#!/bin/sh\ncase \" $* \" in *'%s'*) echo not this >&2; exit 1;; esac\nexec %s \"$@\"\n", words, real), 0o755)
 	return dir
+}
+
+// refusingDaemon is the environment with a daemon in front of Docker's that makes no
+// container in another one's network.
+func refusingDaemon(t *testing.T, s setup) string {
+	t.Helper()
+	socket := filepath.Join(s.folder(t), "docker.sock")
+	l, err := net.Listen("unix", socket)
+	if err == nil {
+		err = os.Chmod(socket, 0o666)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	docker := httputil.NewSingleHostReverseProxy(&url.URL{Scheme: "http", Host: "docker"})
+	docker.FlushInterval = -1
+	docker.Transport = &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return (&net.Dialer{}).DialContext(ctx, "unix", "/var/run/docker.sock")
+	}}
+	server := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if strings.HasSuffix(r.URL.Path, "/containers/create") {
+			body, err := io.ReadAll(r.Body)
+			if err != nil || bytes.Contains(body, []byte(`"NetworkMode":"container:`)) {
+				http.Error(w, `{"message":"not this"}`, http.StatusForbidden)
+				return
+			}
+			r.Body = io.NopCloser(bytes.NewReader(body))
+		}
+		docker.ServeHTTP(w, r)
+	})}
+	go func() { _ = server.Serve(l) }()
+	t.Cleanup(func() { server.Close() })
+	return "DOCKER_HOST=unix://" + socket
+}
+
+// withoutWay is the environment that takes a set-up's way into network namespaces away.
+func withoutWay(t *testing.T, s setup) string {
+	t.Helper()
+	if s.engine == "docker" {
+		return refusingDaemon(t, s)
+	}
+	return "PATH=" + refusing(t, s, " unshare -- ") + ":" + os.Getenv("PATH")
 }
 
 // TestDoctorBrokenEngines takes one thing away that the engine needs.

@@ -164,7 +164,8 @@ func TestIdentityGiven(t *testing.T) {
 			if s.root() || s.engine == "docker" { // the uid is the host's own
 				uid, gid = 1234, 2345
 			}
-			if err := os.Chown(dir, uid, gid); err != nil {
+			// A caller who can't look into the workspace can't have it.
+			if err := errors.Join(os.Chown(dir, uid, gid), os.Chmod(dir, 0o755)); err != nil {
 				t.Fatal(err)
 			}
 			fields := spec{"user": "1234:2345", "workspace": map[string]any{"source": dir, "mode": "writable"}}
