@@ -404,10 +404,10 @@ func (c *compiler) fileNotes() {
 	}
 	for _, m := range c.plan.Mounts {
 		if m.Type == "bind" && m.Writable && m.Own == "" && m.Why != mounts.WhyGuard { // a guard is part of the workspace
-			c.widen("writable:"+m.Target, false, "the agent can change %s on the host", m.Source)
+			c.widen("writable:"+m.Target, false, "the agent can change %s on the host", shownPath(m.Source))
 		}
 		if m.Label != "" && m.Own == "" {
-			c.widen("relabel:"+m.Target, false, "the engine changes the SELinux label of %s on the host, which stays after the run", m.Source)
+			c.widen("relabel:"+m.Target, false, "the engine changes the SELinux label of %s on the host, which stays after the run", shownPath(m.Source))
 		}
 	}
 	for _, cache := range c.plan.Caches {
@@ -425,6 +425,15 @@ func (c *compiler) fileNotes() {
 	if m := c.plan.Process.PromptMode; m == "arg" || m == "flag" {
 		c.widen("prompt-in-argv", false, "the prompt stands in the agent's own argv, which ps on the host shows; promptMode stdin and file do not")
 	}
+}
+
+// shownPath is a host's path as it is where all of it prints, else as a Go string in quotes:
+// a line of the plan is never another's.
+func shownPath(p string) string {
+	if q := strconv.Quote(p); q[1:len(q)-1] != p {
+		return q
+	}
+	return p
 }
 
 func (c *compiler) widen(name string, needsAccept bool, format string, args ...any) {

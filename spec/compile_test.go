@@ -280,6 +280,15 @@ func TestRefusalsAreJoined(t *testing.T) {
 	}
 }
 
+// TestShownPath: no host path makes a line of the plan's text of its own.
+func TestShownPath(t *testing.T) {
+	for in, want := range map[string]string{"/home/me/a b": "/home/me/a b", "/a\x1b[31m\nwidening": `"/a\x1b[31m\nwidening"`, "/a\u202e": `"/a\u202e"`} {
+		if got := shownPath(in); got != want {
+			t.Errorf("%q: %s", in, got)
+		}
+	}
+}
+
 func TestImageUser(t *testing.T) {
 	for name, c := range map[string]struct {
 		user, file string

@@ -82,7 +82,9 @@ func (f *execFlags) run(cmd *cobra.Command, words []string) error {
 	job.Log = func(format string, args ...any) { logrus.Debugf(format, args...) }
 	if !f.quiet {
 		job.Progress = os.Stderr
-		job.Notice = func(format string, args ...any) { fmt.Fprintf(os.Stderr, "agentshim: "+format+"\n", args...) }
+		job.Notice = func(format string, args ...any) {
+			fmt.Fprintf(os.Stderr, "agentshim: %s\n", visible(fmt.Sprintf(format, args...)))
+		}
 		slow := time.AfterFunc(slowStart, func() { fmt.Fprintln(os.Stderr, "agentshim: the engine is still starting the container") })
 		defer slow.Stop()
 		job.Proven = func(p spec.Plan, a shim.Attestation) {
@@ -185,11 +187,11 @@ func printProven(w io.Writer, p spec.Plan, a shim.Attestation) {
 		p.Egress.Mode, h.Interfaces, map[bool]string{true: "packet rules read back; "}[p.Egress.HasGateway()], a.Probe.UDP4, a.Probe.TCP4)
 	for _, n := range p.Gaps {
 		if n.Accepted {
-			fmt.Fprintf(w, "agentshim: gap accepted: %s: %s\n", n.Name, n.Detail)
+			fmt.Fprintf(w, "agentshim: gap accepted: %s: %s\n", n.Name, visible(n.Detail))
 		}
 	}
 	for _, warning := range p.Warnings {
-		fmt.Fprintf(w, "agentshim: warning: %s\n", warning)
+		fmt.Fprintf(w, "agentshim: warning: %s\n", visible(warning))
 	}
 }
 

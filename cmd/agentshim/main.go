@@ -9,6 +9,7 @@ import (
 	"log"
 	"os"
 	"os/signal"
+	"strconv"
 	"strings"
 	"syscall"
 
@@ -99,11 +100,25 @@ func printError(err error) {
 		reason = shim.ReasonSpecInvalid // cobra's own: an unknown flag or verb
 	}
 	for line := range strings.Lines(err.Error()) {
-		fmt.Fprintf(os.Stderr, "agentshim: %s: %s\n", reason, strings.TrimRight(line, "\n"))
+		fmt.Fprintf(os.Stderr, "agentshim: %s: %s\n", reason, visible(strings.TrimRight(line, "\n")))
 	}
 	if hint := shim.HintOf(err); hint != "" {
-		fmt.Fprintf(os.Stderr, "agentshim: hint: %s\n", hint)
+		fmt.Fprintf(os.Stderr, "agentshim: hint: %s\n", visible(hint))
 	}
+}
+
+// visible writes what does not print as a Go string would: the names in a message may
+// come from a folder that an agent made, and a terminal obeys them.
+func visible(line string) string {
+	var b strings.Builder
+	for _, r := range strings.ToValidUTF8(line, "\uFFFD") {
+		if strconv.IsPrint(r) {
+			b.WriteRune(r)
+		} else {
+			b.WriteString(strings.Trim(strconv.QuoteRune(r), "'"))
+		}
+	}
+	return b.String()
 }
 
 func newRoot() *cobra.Command {
