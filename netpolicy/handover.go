@@ -236,7 +236,8 @@ func Send(conn *net.UnixConn, sockets Sockets, report Report, failed error) erro
 // Peer is a helper that connected. Its methods don't wait longer than their timeout.
 type Peer struct {
 	conn *net.UnixConn
-	// process is its pidfd, taken while the connection kept the number in use.
+	// process is a pidfd of the number it connected with. Should it have ended by then and
+	// the number be another's, AwaitEnd waits for that one.
 	process int
 }
 
