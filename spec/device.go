@@ -60,11 +60,12 @@ const (
 var refusedDrivers = map[string]string{
 	"bsg": opensDisks, "ch": opensDisks, "megaraid_sas_ioctl": opensDisks, "mtd": opensDisks, "nvme": opensDisks, "nvme-generic": opensDisks,
 	"raw": opensDisks, "rpmb": opensDisks, "sg": opensDisks, "st": opensDisks, "ubi": opensDisks, "ublk-char": opensDisks,
-	"cpu/msr": opensMemory, "dax": opensMemory, "dimmctl": opensMemory, "ndctl": opensMemory, "mem": opensMemory, "uio": opensMemory, "vfio": opensMemory,
+	"cpu/msr": opensMemory, "dax": opensMemory, "dimmctl": opensMemory, "firewire": opensMemory, "ndctl": opensMemory, "mem": opensMemory, "uio": opensMemory, "vfio": opensMemory,
 	"/dev/console": opensTerminal, "/dev/ptmx": opensTerminal, "/dev/tty": opensTerminal, "/dev/vc/0": opensTerminal, "fb": opensTerminal,
 	"hidraw": opensTerminal, "input": opensTerminal, "ptm": opensTerminal, "pts": opensTerminal, "tty": opensTerminal, "ttyS": opensTerminal, "vcs": opensTerminal,
-	"usb_device": opensBus,
-	"ipmidev":    opensHost, "ipvtap": opensHost, "macvtap": opensHost, "mei": opensHost, "ppp": opensHost, "watchdog": opensHost,
+	"i2c": opensBus, "spi": opensBus, "usb": opensBus, "usb_device": opensBus,
+	"gpiochip": opensHost, "ipmidev": opensHost, "ipvtap": opensHost, "macvtap": opensHost, "mei": opensHost, "ppp": opensHost, "tpm": opensHost,
+	"watchdog": opensHost,
 }
 
 // refusal says why a device may not be given to the agent, whatever the file
