@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -328,9 +329,20 @@ func (p *prepared) takeGit(ctx context.Context, rec *Record, paths spec.RunPaths
 	if !ok {
 		return rec.Git.lost(dir, errNoGit)
 	}
-	// A signal that ended the run does not cost its commits.
-	return rec.Git.take(context.WithoutCancel(ctx), prog, dir, rec.ID, "")
+	// A signal that ended the run does not cost its commits; another one does not wait for
+	// what an agent can make last.
+	ctx, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
+	defer cancel(nil)
+	defer p.control.during(cancel)()
+	patience := time.AfterFunc(takePatience, func() {
+		p.job.Notice("git: the agent's commits are being taken; ^C leaves them for: agentshim take %s", rec.ID)
+	})
+	defer patience.Stop()
+	return rec.Git.take(ctx, prog, dir, rec.ID, "")
 }
+
+// takePatience is how long commits may take without a word.
+const takePatience = 3 * time.Second
 
 var errNoGit = &Error{Reason: ReasonGit, Msg: "there is no git on PATH", Hint: "install git"}
 

@@ -7,12 +7,16 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 
 	"github.com/agentshim/agentshim/harness"
 	"github.com/agentshim/agentshim/mounts"
+	"github.com/agentshim/agentshim/spec"
 )
 
 // keptRun is an ended run's record in a store, with a repository of the agent's.
@@ -166,4 +170,44 @@ func TestHooksPathIsGuarded(t *testing.T) {
 		t.Errorf("%+v", own)
 	}
 	f.host("config", "--unset", "core.hooksPath")
+}
+
+// TestGitTakeInterrupted: a signal ends the taking of commits that takes long, and they
+// are kept; that the terminal is gone, or a signal from before, does not.
+func TestGitTakeInterrupted(t *testing.T) {
+	f := newGitFixture(t)
+	s, rec, private := keptRun(t, f)
+	f.agentCommits(private)
+	slow := t.TempDir()
+	must(t, os.WriteFile(slow+"/git", []byte("#!/bin/sh\necho >>"+slow+"/called; exec sleep 60\n"), 0o755))
+	job := Job{LookupEnv: func(string) (string, bool) { return slow, true }}.withDefaults()
+	cancelled := false
+	p := &prepared{job: job, phases: newPhases(), control: newControl(job, func(error) { cancelled = true })}
+	p.plan.Git = &spec.Git{Mode: mounts.GitPrivate}
+	ended := make(chan error, 1)
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	go func() { ended <- p.takeGit(ctx, &rec, spec.RunPaths{State: s.folders.record(rec.ID)}, true) }()
+	for _, err := os.Lstat(slow + "/called"); err != nil; _, err = os.Lstat(slow + "/called") {
+		time.Sleep(time.Millisecond)
+	}
+	p.control.take(unix.SIGHUP)
+	select {
+	case err := <-ended:
+		t.Fatal(err)
+	case <-time.After(200 * time.Millisecond):
+	}
+	p.control.take(unix.SIGTERM)
+	err := <-ended
+	if !errors.Is(err, SignalError{unix.SIGTERM}) || ReasonOf(err) != ReasonGit || rec.Git.Kept != private.Dir || !strings.Contains(HintOf(err), "agentshim take "+rec.ID) {
+		t.Errorf("%v; %+v", err, rec.Git)
+	}
+	if p.control.take(unix.SIGTERM); !cancelled {
+		t.Error("a signal has no effect afterwards")
+	}
+	must(t, rec.write(s.folders))
+	got, err := s.TakeGit(t.Context(), rec.ID, "")
+	if err != nil || len(got.Git.Taken) != 1 {
+		t.Errorf("%v; %+v", err, got.Git)
+	}
 }

@@ -43,7 +43,8 @@ type Job struct {
 	// prompt. It is in raw mode while the harness runs.
 	Terminal *os.File
 	// Signals are what the caller received of Signals; may be nil. INT, TERM and HUP
-	// end the run: before the harness runs at once, then by passing the signal on.
+	// end the run: before the harness runs at once, then by passing the signal on. While
+	// its commits are taken, INT and TERM leave them for Store.TakeGit.
 	Signals <-chan os.Signal
 	// Progress gets an image pull's output; nil for none.
 	Progress io.Writer

@@ -2,6 +2,7 @@ package shim
 
 import (
 	"context"
+	"errors"
 	"os"
 	"sync"
 	"syscall"
@@ -267,6 +268,28 @@ func (c *control) over() {
 	c.harness, c.cancel = nil, func(error) {}
 	c.timeout.stop()
 	c.end.stop()
+}
+
+// during lets signals to end call cancel instead of what they did before, until the
+// function that it returns is called. That the terminal is gone is none of them: it may
+// come behind the end of a harness that it ended.
+func (c *control) during(cancel context.CancelCauseFunc) (restore func()) {
+	if c == nil {
+		return func() {}
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	before := c.cancel
+	c.cancel = func(err error) {
+		if !errors.Is(err, SignalError{unix.SIGHUP}) {
+			cancel(err)
+		}
+	}
+	return func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.cancel = before
+	}
 }
 
 // outcome is what control had to do with the end.
