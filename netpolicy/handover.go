@@ -244,12 +244,13 @@ type Peer struct {
 // AcceptPeer waits for the one helper and closes l.
 func AcceptPeer(l *net.UnixListener, timeout time.Duration) (*Peer, error) {
 	defer l.Close()
-	if err := l.SetDeadline(time.Now().Add(timeout)); err != nil {
-		return nil, err
+	err := l.SetDeadline(time.Now().Add(timeout))
+	var conn *net.UnixConn
+	if err == nil {
+		conn, err = l.AcceptUnix()
 	}
-	conn, err := l.AcceptUnix()
 	if err != nil {
-		return nil, fmt.Errorf("%w: %w", ErrHandover, err)
+		return nil, fmt.Errorf("%w: %w", ErrHandover, err) // closed: nobody will connect
 	}
 	process, err := peerProcess(conn)
 	if err != nil {
