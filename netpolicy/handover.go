@@ -260,19 +260,27 @@ func AcceptPeer(l *net.UnixListener, timeout time.Duration) (*Peer, error) {
 	return &Peer{conn: conn, process: process}, nil
 }
 
-func peerProcess(conn *net.UnixConn) (int, error) {
+// PeerCred is who called connect(2), or listen(2), on the other end of conn; its pid is 0
+// where that process is outside this pid namespace (unix(7), SO_PEERCRED).
+func PeerCred(conn *net.UnixConn) (*unix.Ucred, error) {
 	raw, err := conn.SyscallConn()
+	if err != nil {
+		return nil, err
+	}
+	var cred *unix.Ucred
+	var sockErr error
+	err = raw.Control(func(fd uintptr) {
+		cred, sockErr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
+	})
+	return cred, errors.Join(err, sockErr)
+}
+
+func peerProcess(conn *net.UnixConn) (int, error) {
+	cred, err := PeerCred(conn)
 	if err != nil {
 		return -1, err
 	}
-	fd, sockErr := -1, error(nil)
-	err = raw.Control(func(s uintptr) {
-		var cred *unix.Ucred
-		if cred, sockErr = unix.GetsockoptUcred(int(s), unix.SOL_SOCKET, unix.SO_PEERCRED); sockErr == nil {
-			fd, sockErr = unix.PidfdOpen(int(cred.Pid), 0) // EINVAL for 0: outside this pid namespace
-		}
-	})
-	return fd, errors.Join(err, sockErr)
+	return unix.PidfdOpen(int(cred.Pid), 0) // EINVAL for 0
 }
 
 // Close lets the helper go: without a report sent it ends.

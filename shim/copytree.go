@@ -333,17 +333,26 @@ func (w *copyWorker) makeFolder(t folderTask, src int) (bool, error) {
 
 // unopened says what a folder is that was listed and can't be opened now.
 func (w *copyWorker) unopened(p string, err error) error {
-	switch {
-	case p == "":
+	if p == "" {
 		return treeError(p, fmt.Errorf("open the folder to copy: %w", err))
+	}
+	if !w.leftOut(p, err) {
+		return treeError(p, err)
+	}
+	return nil
+}
+
+// leftOut leaves p out where err says that it is gone or can't be read.
+func (w *copyWorker) leftOut(p string, err error) bool {
+	switch {
 	case errors.Is(err, unix.ENOENT):
 		w.leave(p, leftVanished)
-		return nil
 	case errors.Is(err, unix.EACCES), errors.Is(err, unix.EPERM):
 		w.leave(p, leftUnreadable)
-		return nil
+	default:
+		return false
 	}
-	return treeError(p, err)
+	return true
 }
 
 func (w *copyWorker) leave(p, why string) { w.left = append(w.left, LeftOut{p, why}) }
@@ -368,11 +377,7 @@ func (w *copyWorker) entry(src, dst int, t folderTask, d dirent) error {
 	for range maxTreeTries {
 		err := w.once(src, dst, t, d.name, kind)
 		switch {
-		case errors.Is(err, unix.ENOENT):
-			w.leave(p, leftVanished)
-			return nil
-		case errors.Is(err, unix.EACCES), errors.Is(err, unix.EPERM):
-			w.leave(p, leftUnreadable)
+		case w.leftOut(p, err):
 			return nil
 		case !isTreeChange(err):
 			return treeError(p, err)

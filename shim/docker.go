@@ -22,6 +22,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/agentshim/agentshim/netpolicy"
 	"github.com/agentshim/agentshim/spec"
 )
 
@@ -303,28 +304,11 @@ func (a *dockerAPI) peer(ctx context.Context) (*unix.Ucred, error) {
 		return nil, a.transportError(ctx, err)
 	}
 	defer conn.Close()
-	cred, err := peerOf(conn.(*net.UnixConn))
+	cred, err := netpolicy.PeerCred(conn.(*net.UnixConn))
 	if err != nil {
 		return nil, &Error{Reason: ReasonEngineFailed, Msg: fmt.Sprintf("who listens on %q", a.socket), Err: err}
 	}
 	return cred, nil
-}
-
-// peerOf is who called listen(2) on the other end; its pid is 0 where that process is
-// outside this pid namespace (unix(7), SO_PEERCRED).
-func peerOf(conn *net.UnixConn) (*unix.Ucred, error) {
-	raw, err := conn.SyscallConn()
-	if err != nil {
-		return nil, err
-	}
-	var cred *unix.Ucred
-	var sockErr error
-	if err := raw.Control(func(fd uintptr) {
-		cred, sockErr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
-	}); err != nil {
-		return nil, err
-	}
-	return cred, sockErr
 }
 
 // get fills value from one GET. path starts with a slash and is escaped here.

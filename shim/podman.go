@@ -79,11 +79,12 @@ func probePodman(ctx context.Context, o ProbeOptions, path string) (Adapter, err
 			return nil, err
 		}
 	}
-	info, err := podmanInfoOf(ctx, o, path)
+	key := podmanKey(o, path, podmanEnv(o, path))
+	info, err := podmanInfoOf(ctx, o, path, key)
 	if err != nil {
 		return nil, err
 	}
-	return newPodman(ctx, o, path, info)
+	return newPodman(ctx, o, path, key, info)
 }
 
 // checkPodmanLocal refuses every variable that sends Podman elsewhere, even to a
@@ -201,14 +202,13 @@ type cachedInfo struct {
 
 // podmanInfoOf runs `podman info`, or takes its last answer where nothing that it
 // depends on has changed since.
-func podmanInfoOf(ctx context.Context, o ProbeOptions, client string) (podmanInfo, error) {
-	env := podmanEnv(o, client)
-	store, key := openCache(o.CacheDir), podmanKey(o, client, env)
+func podmanInfoOf(ctx context.Context, o ProbeOptions, client, key string) (podmanInfo, error) {
+	store := openCache(o.CacheDir)
 	var known cachedInfo
 	if store.get("podman", key, &known) && known.Runtime == identity(o.path(known.Info.Host.OCIRuntime.Path)) {
 		return known.Info, nil
 	}
-	out, err := o.Runner.Run(ctx, Command{Path: client, Args: []string{"info", "--format", "json"}, Env: env})
+	out, err := o.Runner.Run(ctx, Command{Path: client, Args: []string{"info", "--format", "json"}, Env: podmanEnv(o, client)})
 	if err != nil {
 		return podmanInfo{}, podmanError(ctx, client, err)
 	}
@@ -315,13 +315,13 @@ func checkPodman(info podmanInfo) error {
 	return nil
 }
 
-func newPodman(ctx context.Context, o ProbeOptions, client string, info podmanInfo) (*podman, error) {
+func newPodman(ctx context.Context, o ProbeOptions, client, key string, info podmanInfo) (*podman, error) {
 	cgroups, err := readCgroups(o)
 	if err != nil {
 		return nil, err
 	}
 	p := &podman{
-		runner: o.Runner, env: podmanEnv(o, client), hintIgnored: ignoredHint(o), images: newImageCache(o, client, info),
+		runner: o.Runner, env: podmanEnv(o, client), hintIgnored: ignoredHint(o), images: newImageCache(o, key, info),
 		engine: spec.Engine{
 			Kind: spec.Podman, Client: client, Version: info.Version.Version,
 			Rootless:       info.Host.Security.Rootless,

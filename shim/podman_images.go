@@ -25,9 +25,9 @@ type cachedImage struct {
 	Variables []string
 }
 
-// newImageCache keeps nothing where images may also come from another storage, whose
+// newImageCache takes podmanKey's key for the configuration. It keeps nothing where images may also come from another storage, whose
 // list is elsewhere.
-func newImageCache(o ProbeOptions, client string, info podmanInfo) imageCache {
+func newImageCache(o ProbeOptions, key string, info podmanInfo) imageCache {
 	store := info.Store
 	if store.GraphRoot == "" || store.GraphDriverName == "" {
 		return imageCache{}
@@ -38,7 +38,7 @@ func newImageCache(o ProbeOptions, client string, info podmanInfo) imageCache {
 		}
 	}
 	c := imageCache{
-		store: openCache(o.CacheDir), parts: []string{"images 1", podmanKey(o, client, podmanEnv(o, client))},
+		store: openCache(o.CacheDir), parts: []string{"images 1", key},
 		list: o.path(filepath.Join(store.GraphRoot, store.GraphDriverName+"-images", "images.json")),
 	}
 	for _, dir := range []string{"/var/cache", o.Getenv("XDG_CACHE_HOME"), filepath.Join(o.home(), ".cache")} {

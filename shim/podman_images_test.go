@@ -34,7 +34,7 @@ func TestImageCache(t *testing.T) {
 		t.Helper()
 		runner := script(t, inspectCall(ref, podmanImageJSON, nil))
 		p := podmanFor(runner)
-		p.images = newImageCache(o, "/usr/bin/podman", info)
+		p.images = newImageCache(o, podmanKey(o, "/usr/bin/podman", nil), info)
 		got, err := p.InspectImage(t.Context(), ref)
 		if err != nil {
 			t.Fatal(err)
@@ -82,7 +82,7 @@ func TestImageCache(t *testing.T) {
 	for i := range 2 * maxCachedImages {
 		inspect(fmt.Sprintf("other:%d", i))
 	}
-	if c := newImageCache(o, "/usr/bin/podman", info); len(c.all(c.key())) > maxCachedImages {
+	if c := newImageCache(o, podmanKey(o, "/usr/bin/podman", nil), info); len(c.all(c.key())) > maxCachedImages {
 		t.Errorf("%d images are kept", len(c.all(c.key())))
 	}
 }
@@ -91,14 +91,14 @@ func TestImageCache(t *testing.T) {
 func TestImageCacheKeepsNothing(t *testing.T) {
 	o, info, _ := imageStore(t)
 	info.Store.GraphOptions = map[string]any{"overlay.imagestore": "/shared"}
-	if c := newImageCache(o, "/usr/bin/podman", info); c.key() != "" {
+	if c := newImageCache(o, podmanKey(o, "/usr/bin/podman", nil), info); c.key() != "" {
 		t.Error("images of another storage are kept")
 	}
 	o, info, _ = imageStore(t)
 	p := podmanFor(script(t,
 		inspectCall("x", "[]", failedCall(125, "Error: x: image not known", "podman")),
 		inspectCall("x", "[]", failedCall(125, "Error: x: image not known", "podman"))))
-	p.images = newImageCache(o, "/usr/bin/podman", info)
+	p.images = newImageCache(o, podmanKey(o, "/usr/bin/podman", nil), info)
 	for range 2 {
 		if _, err := p.InspectImage(t.Context(), "x"); err == nil {
 			t.Error("no error")

@@ -280,27 +280,15 @@ func memory(pid int, key string) int {
 
 func (b *bench) run() error {
 	plain := []string{b.engine, "run", "--rm", "agentshim/hello:test", "true"}
-	kinds := []struct {
-		name string
-		argv []string
-	}{{"bare, same flags", b.bare}, {"exec deny-all", b.exec(denyAll, "true")}, {"plain run", plain}, {"exec allow-list", b.exec(allowList, "true")}}
-	times := make([][]time.Duration, len(kinds))
+	kinds := []kind{{"bare, same flags", b.bare}, {"exec deny-all", b.exec(denyAll, "true")}, {"plain run", plain}, {"exec allow-list", b.exec(allowList, "true")}}
 	phases := map[int]map[string][]time.Duration{1: {}, 3: {}}
-	for i := range *pairs + 1 {
-		for j := range kinds {
-			k := (i + j) % len(kinds)
-			d, err := b.timed(kinds[k].argv)
-			if err != nil {
-				return fmt.Errorf("%s: %w", kinds[k].name, err)
-			}
-			if i == 0 {
-				continue // warm-up
-			}
-			times[k] = append(times[k], d)
-			if p := phases[k]; p != nil {
-				b.addPhases(p)
-			}
+	times, err := b.interleave(kinds, func(k int) {
+		if p := phases[k]; p != nil {
+			b.addPhases(p)
 		}
+	})
+	if err != nil {
+		return err
 	}
 	fmt.Printf("%s (%d interleaved runs each, median [quartiles] in ms)\n", b.name, *pairs)
 	for k, kind := range kinds {
@@ -314,6 +302,32 @@ func (b *bench) run() error {
 	}
 	fmt.Printf("  peak resident: shim %.1f MiB, init %.1f MiB\n", float64(b.shimRSS)/1024, float64(b.initRSS)/1024)
 	return b.parallel()
+}
+
+// kind is one of the commands that are compared.
+type kind struct {
+	name string
+	argv []string
+}
+
+// interleave runs the kinds in turn, once to warm up and then as often as -pairs says,
+// and calls after behind each run that counts.
+func (b *bench) interleave(kinds []kind, after func(k int)) ([][]time.Duration, error) {
+	times := make([][]time.Duration, len(kinds))
+	for i := range *pairs + 1 {
+		for j := range kinds {
+			k := (i + j) % len(kinds)
+			d, err := b.timed(kinds[k].argv)
+			if err != nil {
+				return nil, fmt.Errorf("%s: %w", kinds[k].name, err)
+			}
+			if i > 0 {
+				times[k] = append(times[k], d)
+				after(k)
+			}
+		}
+	}
+	return times, nil
 }
 
 func (b *bench) timed(argv []string) (time.Duration, error) {

@@ -7,7 +7,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"time"
 )
 
 // mountCounts are the numbers of mounts that a launch is measured with.
@@ -18,10 +17,6 @@ var mountCounts = []int{1, 20, 200}
 func mountsPart() error { return eachSetup((*bench).mounts) }
 
 func (b *bench) mounts() error {
-	type kind struct {
-		name string
-		argv []string
-	}
 	var kinds []kind
 	for _, n := range mountCounts {
 		file, err := b.writeMounts(n)
@@ -34,18 +29,9 @@ func (b *bench) mounts() error {
 		}
 		kinds = append(kinds, kind{fmt.Sprintf("bare, %d mounts", n), bare}, kind{fmt.Sprintf("exec, %d mounts", n), b.exec(file, "true")})
 	}
-	times := make([][]time.Duration, len(kinds))
-	for i := range *pairs + 1 {
-		for j := range kinds {
-			k := (i + j) % len(kinds)
-			d, err := b.timed(kinds[k].argv)
-			if err != nil {
-				return fmt.Errorf("%s: %w", kinds[k].name, err)
-			}
-			if i > 0 { // the first is a warm-up
-				times[k] = append(times[k], d)
-			}
-		}
+	times, err := b.interleave(kinds, func(int) {})
+	if err != nil {
+		return err
 	}
 	fmt.Printf("%s (%d interleaved runs each, median [quartiles] in ms)\n", b.name, *pairs)
 	for k, kind := range kinds {
