@@ -1,15 +1,9 @@
 package integration
 
 import (
-	"bytes"
-	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
-	"io"
-	"net"
-	"net/http"
-	"net/http/httputil"
-	"net/url"
 	"os"
 	"os/exec"
 	"os/user"
@@ -191,9 +185,8 @@ func TestDoctorDeviatingEngine(t *testing.T) {
 	Need(t)
 	s := setups[0]
 	dev := newDeviant(t, s)
-	dev.edit(t, deviation{add: []string{"--cap-add=NET_RAW"}})
-	path := "PATH=" + dev.dir + ":" + os.Getenv("PATH")
-	d := s.doctor(t, call{Env: []string{path}})
+	dev.edit(t, deviation{edit: []change{with("HostConfig CapAdd", "NET_RAW")}})
+	d := s.doctor(t, call{Env: []string{dev.env()}})
 	d.says(t, s.engine, "proof", shim.Failed, "posture", "CapBnd")
 	if c := d.check(s.engine, "posture"); c.Status != "" {
 		t.Errorf("%+v", c)
@@ -202,7 +195,7 @@ func TestDoctorDeviatingEngine(t *testing.T) {
 		t.Errorf("left: %q", left)
 	}
 	dev.edit(t, deviation{})
-	s.doctor(t, call{Env: []string{path}}).says(t, s.engine, "posture", shim.Passed)
+	s.doctor(t, call{Env: []string{dev.env()}}).says(t, s.engine, "posture", shim.Passed)
 }
 
 // TestDoctorNoWayOut takes each way into a network namespace away: that is a warning,
@@ -240,37 +233,19 @@ func refusing(t *testing.T, s setup, words string) string {
 	return dir
 }
 
-// refusingDaemon is the environment with a daemon in front of Docker's that makes no
-// container in another one's network.
+// refusingDaemon is the environment with a daemon that makes no container in another
+// one's network.
 func refusingDaemon(t *testing.T, s setup) string {
 	t.Helper()
-	socket := filepath.Join(s.folder(t), "docker.sock")
-	l, err := net.Listen("unix", socket)
-	if err == nil {
-		err = os.Chmod(socket, 0o666)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	docker := httputil.NewSingleHostReverseProxy(&url.URL{Scheme: "http", Host: "docker"})
-	docker.FlushInterval = -1
-	docker.Transport = &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-		return (&net.Dialer{}).DialContext(ctx, "unix", "/var/run/docker.sock")
-	}}
-	server := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if strings.HasSuffix(r.URL.Path, "/containers/create") {
-			body, err := io.ReadAll(r.Body)
-			if err != nil || bytes.Contains(body, []byte(`"NetworkMode":"container:`)) {
-				http.Error(w, `{"message":"not this"}`, http.StatusForbidden)
-				return
-			}
-			r.Body = io.NopCloser(bytes.NewReader(body))
+	p := newDockerProxy(t, s)
+	p.rule(proxyRules{edit: func(_ bool, body map[string]any) error {
+		host, _ := body["HostConfig"].(map[string]any)
+		if mode, _ := host["NetworkMode"].(string); strings.HasPrefix(mode, "container:") {
+			return errors.New("not this")
 		}
-		docker.ServeHTTP(w, r)
-	})}
-	go func() { _ = server.Serve(l) }()
-	t.Cleanup(func() { server.Close() })
-	return "DOCKER_HOST=unix://" + socket
+		return nil
+	}})
+	return p.env()
 }
 
 // withoutWay is the environment that takes a set-up's way into network namespaces away.

@@ -274,7 +274,7 @@ func TestRunKeepsNothingOpen(t *testing.T) {
 func TestFailedStart(t *testing.T) {
 	some(t, func(t *testing.T, s setup) {
 		d := newDeviant(t, s)
-		d.edit(t, deviation{drop: []string{"--entrypoint=*"}, add: []string{"--entrypoint=/no/such/program"}})
+		d.edit(t, deviation{edit: []change{set("Entrypoint", []string{"/no/such/program"})}, drop: []string{"--entrypoint=*"}, add: []string{"--entrypoint=/no/such/program"}})
 		left := func() string {
 			return s.bare(t, "ps", "-aq", "--filter", "label=agentshim.name="+d.label).ok(t).Stdout
 		}
