@@ -244,7 +244,7 @@ func hideSecrets(t *testing.T, s setup, mode string) {
 	if found := fileSightings(t, markers, []string{state, runtime}); len(found) > 0 {
 		t.Errorf("after the run: %q", found)
 	}
-	for _, format := range []string{"text", "json", "oci", "argv"} {
+	for _, format := range []string{"text", "json", "oci", "engine"} {
 		r := s.call(t, c, "plan", "--spec", file, "--format", format).ok(t)
 		if found := holds([]byte(r.Stdout+r.Stderr), markers); len(found) > 0 {
 			t.Errorf("plan --format %s shows %q", format, found)

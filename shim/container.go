@@ -4,12 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
-	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -30,20 +28,15 @@ const (
 	removeTimeout = 30 * time.Second
 )
 
-// container is one run's engine client with the connection to init inside.
+// container is one run's container with the connection to init inside.
 type container struct {
 	p     *prepared
 	paths spec.RunPaths
-	proc  Process
-	conn  *wire.Conn
+	// engine is nil until the container was started.
+	engine attached
+	conn   *wire.Conn
 	// lifeline closes init's standard input: the container ends.
 	lifeline func()
-	// chatter is the end of what the client and a dying init say.
-	chatter *tailBuffer
-	chatted chan struct{}
-	// status is closed with the client's end in result.
-	status chan struct{}
-	result ExitStatus
 	// greeted is set once init said hello.
 	greeted bool
 	// pid is init's as the host numbers it, once Docker's daemon has told it.
@@ -57,44 +50,30 @@ type container struct {
 	backs backs
 }
 
-// startContainer starts the engine's client.
-func startContainer(ctx context.Context, p *prepared, paths spec.RunPaths) (*container, error) {
-	argv, err := p.plan.Argv(paths)
-	if err != nil {
-		return nil, asError(err)
-	}
+// start has the engine start the container.
+func (c *container) start(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
-		return nil, err
+		return err
 	}
-	// Not ctx: the client is ended through init first.
-	proc, err := p.adapter.Runner().Start(context.WithoutCancel(ctx), p.adapter.Command(argv...))
+	engine, err := c.p.adapter.start(ctx, c.p.plan, c.paths)
 	if err != nil {
-		return nil, &Error{Reason: ReasonEngineFailed, Err: err}
+		return err
 	}
-	c := &container{
-		p: p, paths: paths, proc: proc, conn: wire.NewConn(proc.Stdout(), proc.Stdin()),
-		chatter: &tailBuffer{limit: maxStderr}, chatted: make(chan struct{}), status: make(chan struct{}),
-		backs: newBacks(p.files),
-	}
-	c.lifeline = sync.OnceFunc(func() { proc.Stdin().Close() })
-	go func() {
-		defer close(c.chatted)
-		_, _ = io.Copy(c.chatter, proc.Stderr())
-	}()
-	go func() {
-		defer close(c.status)
-		c.result, _ = proc.Wait()
-	}()
-	return c, nil
+	c.engine, c.conn = engine, wire.NewConn(engine.stdout(), engine.stdin())
+	c.lifeline = sync.OnceFunc(func() { engine.stdin().Close() })
+	return nil
 }
 
-// drive takes the container from hello to the harness's end.
+// drive takes the container from its start to the harness's end.
 func (c *container) drive(ctx context.Context, rec *Record) error {
-	defer context.AfterFunc(ctx, c.lifeline)()
 	var err error
 	if c.way, err = c.startWay(ctx, unpackHelper); err != nil {
 		return err
 	}
+	if err := c.start(ctx); err != nil {
+		return err
+	}
+	defer context.AfterFunc(ctx, c.lifeline)()
 	if err := c.prove(ctx, rec); err != nil {
 		c.p.forgetCaches()
 		return err
@@ -138,7 +117,7 @@ func (c *container) prove(ctx context.Context, rec *Record) error {
 	}
 	c.greeted = true
 	c.p.phases.done("start")
-	rec.Container = readContainerID(filepath.Join(c.paths.Dir, "cid"))
+	rec.Container = c.id()
 	own, err := c.ownFiles()
 	if err != nil {
 		return err
@@ -282,10 +261,10 @@ func (c *container) sendFile(f homeFile) error {
 	return nil
 }
 
-// watchdog kills the engine's client unless it is stopped in time: who waits for
-// init gets an error.
+// watchdog lets go of the engine unless it is stopped in time: who waits for init gets
+// an error.
 func (c *container) watchdog(timeout time.Duration) *countdown {
-	return startCountdown(timeout, func() { _ = c.proc.Signal(syscall.SIGKILL) })
+	return startCountdown(timeout, c.engine.drop)
 }
 
 // send bounds a write and turns its failure into the reason for it. A protocol
@@ -369,49 +348,45 @@ func refusedByInit(r wire.Refused) error {
 // lost says why the connection ended before init said how the harness ended.
 func (c *container) lost(err error) error {
 	c.lifeline()
-	if !within(endTimeout, c.status) {
-		_ = c.proc.Signal(syscall.SIGKILL) // end need not wait for it again
-		return &Error{Reason: ReasonEngineLost, Msg: "the engine's client does not end", Err: err}
+	if !within(endTimeout, c.engine.done()) {
+		c.engine.drop() // end need not wait for it again
+		return &Error{Reason: ReasonEngineLost, Msg: "the engine does not say how the container ended", Err: err}
 	}
-	said := c.said()
+	status, failed := c.engine.result()
 	switch {
 	case errors.Is(err, wire.ErrProtocol):
 		return &Error{Reason: ReasonInitLost, Err: err}
-	case c.result.Signal != 0:
-		return &Error{Reason: ReasonEngineLost, Msg: "the engine's client was ended by " + unix.SignalName(c.result.Signal) + said}
+	case failed != nil:
+		return &Error{Reason: ReasonEngineLost, Msg: failed.Error() + c.said()}
 	case !c.greeted:
-		return EngineFailure(&EngineError{
-			Argv: []string{c.p.plan.Engine.Kind, "run"}, Stderr: string(c.chatter.bytes()), Err: c.result,
-		})
+		return EngineFailure(&EngineError{Argv: []string{c.p.plan.Engine.Kind, "run"}, Stderr: c.engine.said(), Err: status})
 	}
-	return &Error{Reason: ReasonInitLost, Msg: "the container ended without saying how the harness ended" + said}
+	return &Error{Reason: ReasonInitLost, Msg: "the container ended without saying how the harness ended" + c.said()}
 }
 
-// said is what the client printed, as the end of a message.
+// said is what the engine said, as the end of a message.
 func (c *container) said() string {
-	select {
-	case <-c.chatted:
-	case <-time.After(time.Second): // a child of the client keeps its stderr
-	}
-	if text := strings.TrimSpace(string(c.chatter.bytes())); text != "" {
+	if text := c.engine.said(); text != "" {
 		return ": " + printable(text)
 	}
 	return ""
 }
 
-// end waits for the client and, unless it ended by itself after the harness did,
-// has the engine remove the container by force.
+// end waits until the container is gone and, unless it went by itself after the harness
+// had ended, has the engine remove it by force.
 func (c *container) end(failed error) error {
+	if c.engine == nil {
+		return nil
+	}
+	defer c.engine.close()
 	c.lifeline()
-	ended := within(endTimeout, c.status)
+	ended := within(endTimeout, c.engine.done())
 	if !ended {
-		_ = c.proc.Signal(syscall.SIGKILL)
-		<-c.status
+		c.engine.drop()
+		<-c.engine.done()
 	}
 	c.p.phases.done("end")
-	defer c.proc.Stdout().Close()
-	defer c.proc.Stderr().Close()
-	if failed == nil && ended && c.result.Signal == 0 {
+	if _, lost := c.engine.result(); failed == nil && ended && lost == nil {
 		return nil
 	}
 	return c.remove()
@@ -419,5 +394,8 @@ func (c *container) end(failed error) error {
 
 // remove has the engine remove the container and its volumes, if it is still there.
 func (c *container) remove() error {
-	return removeContainer(context.Background(), c.p.adapter, "agentshim-"+c.paths.ID)
+	return removeContainer(context.Background(), c.p.adapter, containerName(c.paths.ID))
 }
+
+// containerName is the name of a run's container.
+func containerName(run string) string { return "agentshim-" + run }

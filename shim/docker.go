@@ -277,7 +277,6 @@ var errNotFound = errors.New("not found")
 func newDockerAPI(socket string) *dockerAPI {
 	api := &dockerAPI{socket: socket}
 	api.client = &http.Client{
-		Timeout:       apiTimeout,
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 		Transport: &http.Transport{
 			DialContext:            api.dial,
@@ -336,15 +335,17 @@ func (a *dockerAPI) post(ctx context.Context, path string, query url.Values, val
 	return err
 }
 
-// call returns the body of an answer that is no error.
+// call returns the body of an answer that is no error. Without a deadline of ctx's it
+// has apiTimeout for it.
 func (a *dockerAPI) call(ctx context.Context, method, path string, query url.Values, body []byte) ([]byte, error) {
-	target := url.URL{Scheme: "http", Host: "docker", Path: path, RawQuery: query.Encode()}
-	req, err := http.NewRequestWithContext(ctx, method, target.String(), bytes.NewReader(body))
+	if _, ok := ctx.Deadline(); !ok {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, apiTimeout)
+		defer cancel()
+	}
+	req, err := a.request(ctx, method, path, query, body)
 	if err != nil {
 		return nil, err
-	}
-	if len(body) > 0 {
-		req.Header.Set("Content-Type", "application/json")
 	}
 	resp, err := a.client.Do(req)
 	if err != nil {
@@ -362,6 +363,15 @@ func (a *dockerAPI) call(ctx context.Context, method, path string, query url.Val
 		return nil, a.statusError(method, path, resp.StatusCode, answer)
 	}
 	return answer, nil
+}
+
+func (a *dockerAPI) request(ctx context.Context, method, path string, query url.Values, body []byte) (*http.Request, error) {
+	target := url.URL{Scheme: "http", Host: "docker", Path: path, RawQuery: query.Encode()}
+	req, err := http.NewRequestWithContext(ctx, method, target.String(), bytes.NewReader(body))
+	if err == nil && len(body) > 0 {
+		req.Header.Set("Content-Type", "application/json")
+	}
+	return req, err
 }
 
 func (a *dockerAPI) statusError(method, path string, status int, body []byte) error {
@@ -383,7 +393,7 @@ func (a *dockerAPI) transportError(ctx context.Context, err error) error {
 	}
 	var timeout net.Error
 	switch {
-	case ctx.Err() != nil:
+	case ctx.Err() != nil && !errors.Is(ctx.Err(), context.DeadlineExceeded):
 		return &Error{Reason: ReasonInterrupted, Msg: fmt.Sprintf("docker on %q", a.socket), Err: context.Cause(ctx)}
 	case errors.Is(err, syscall.EACCES), errors.Is(err, syscall.EPERM):
 		return &Error{Reason: ReasonEngineDenied, Msg: fmt.Sprintf("docker's socket %q may not be opened by this user", a.socket), Hint: hintDockerGroup, Err: syscall.EACCES}
@@ -392,7 +402,7 @@ func (a *dockerAPI) transportError(ctx context.Context, err error) error {
 	case errors.Is(err, syscall.ECONNREFUSED):
 		return &Error{Reason: ReasonEngineDown, Msg: fmt.Sprintf("docker's daemon does not run: nothing listens on %q", a.socket), Hint: hintDockerStart, Err: syscall.ECONNREFUSED}
 	case errors.As(err, &timeout) && timeout.Timeout():
-		return &Error{Reason: ReasonEngineDown, Msg: fmt.Sprintf("docker's daemon on %q gave no answer in %v", a.socket, apiTimeout), Hint: "restart the daemon: `systemctl restart docker`"}
+		return &Error{Reason: ReasonEngineDown, Msg: fmt.Sprintf("docker's daemon on %q gave no answer in time", a.socket), Hint: "restart the daemon: `systemctl restart docker`"}
 	}
 	return &Error{Reason: ReasonEngineFailed, Msg: fmt.Sprintf("docker on %q", a.socket), Err: err}
 }

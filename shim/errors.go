@@ -314,8 +314,12 @@ func EngineFailure(err *EngineError) *Error {
 	return &Error{Reason: ReasonEngineFailed, Err: err}
 }
 
-// engineFailed is EngineFailure for any error of a Runner.
+// engineFailed is EngineFailure for any error of a Runner or of Docker's API.
 func engineFailed(err error) error {
+	var known *Error
+	if errors.As(err, &known) {
+		return err
+	}
 	var failed *EngineError
 	if errors.As(err, &failed) {
 		return EngineFailure(failed)

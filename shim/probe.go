@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/agentshim/agentshim/mounts"
 	"github.com/agentshim/agentshim/spec"
 )
 
@@ -57,6 +58,14 @@ type Adapter interface {
 
 	// lacks are the limits that don't take effect: memory, cpu, pids.
 	lacks() []string
+	// request is what start asks of the engine, as indented JSON.
+	request(plan spec.Plan, paths spec.RunPaths) ([]byte, error)
+	// start starts the run's container. It ends with ctx only before that.
+	start(ctx context.Context, plan spec.Plan, paths spec.RunPaths) (attached, error)
+	// makeVolume makes a cache's volume, or fails where there is one of that name.
+	makeVolume(ctx context.Context, plan spec.Plan, c mounts.Cache, made string) error
+	// giveVolume runs the container that gives a cache's volume to the agent, to its end.
+	giveVolume(ctx context.Context, plan spec.Plan, paths spec.RunPaths, c mounts.Cache) error
 	// pull has the engine fetch ref; progress may be nil.
 	pull(ctx context.Context, ref, platform string, progress io.Writer) error
 }

@@ -106,7 +106,10 @@ type prepared struct {
 // Plan decides a job and starts nothing. What it decides is what Run does. The
 // image is pulled when the file's pull policy says so. Where this build has
 // libseccomp, the system call policy is checked with it.
-func Plan(ctx context.Context, j Job) (spec.Plan, []string, error) {
+//
+// The second result is what the engine is asked, as indented JSON: Podman's client's
+// argv, or the body of Docker's POST /containers/create.
+func Plan(ctx context.Context, j Job) (spec.Plan, []byte, error) {
 	j = j.withDefaults()
 	p, err := prepare(ctx, j, newPhases(), false)
 	if err != nil {
@@ -116,11 +119,11 @@ func Plan(ctx context.Context, j Job) (spec.Plan, []string, error) {
 	if err := seccomp.Verify(p.plan.Seccomp); err != nil && !errors.Is(err, seccomp.ErrNoLibseccomp) {
 		return spec.Plan{}, nil, &Error{Reason: ReasonPolicy, Err: err, Hint: "this libseccomp does not take the system call policy: use the build's own"}
 	}
-	argv, err := p.plan.Argv(spec.SymbolicPaths)
+	request, err := p.adapter.request(p.plan, spec.SymbolicPaths)
 	if err != nil {
 		return spec.Plan{}, nil, asError(err)
 	}
-	return p.plan, p.adapter.Command(argv...).Argv(), nil
+	return p.plan, request, nil
 }
 
 // prepare reads the host and compiles the plan; with values it also reads the
@@ -391,18 +394,14 @@ func (p *prepared) execute(ctx context.Context, rec *Record) (err error) {
 		}
 	}()
 	look := p.lookForPlanted(ctx)
-	c, err := startContainer(ctx, p, paths)
-	if err != nil {
-		return err
-	}
-	c.look = look
+	c := &container{p: p, paths: paths, look: look, backs: newBacks(p.files)}
 	err = c.drive(ctx, rec)
 	err = egressFailed(err, c.egress.close(rec))
 	ended := c.end(err)
 	gone = ended == nil
 	left := errors.Join(ended, c.way.close())
 	if left != nil {
-		killContainer(readContainerID(filepath.Join(paths.Dir, "cid")))
+		killContainer(c.id())
 	}
 	if look != nil && p.launched {
 		rec.Planted = look.report(ctx)
@@ -412,7 +411,7 @@ func (p *prepared) execute(ctx context.Context, rec *Record) (err error) {
 	return errors.Join(left, err)
 }
 
-// writeRunFolder generates what the container mounts and the client reads.
+// writeRunFolder generates what the container mounts and Podman's client reads.
 func (p *prepared) writeRunFolder(paths *spec.RunPaths) error {
 	if err := os.Mkdir(filepath.Join(paths.Dir, "etc"), 0o700); err != nil {
 		return err
@@ -428,6 +427,9 @@ func (p *prepared) writeRunFolder(paths *spec.RunPaths) error {
 	}
 	if err := makeCovers(paths.Dir); err != nil {
 		return err
+	}
+	if p.plan.Engine.Kind == spec.Docker {
+		return nil
 	}
 	profile := filepath.Join(paths.Dir, "seccomp.json")
 	return os.WriteFile(profile, p.plan.Seccomp.Profile(), 0o600)

@@ -213,7 +213,7 @@ func (s *streams) watch(f *os.File) {
 // the client's end breaks the pipe that credit is sent over.
 func (c *container) finishedConn(err error) bool {
 	select {
-	case <-c.status:
+	case <-c.engine.done():
 		return true
 	default:
 		return errors.Is(err, io.ErrClosedPipe)

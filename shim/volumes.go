@@ -112,11 +112,7 @@ func (p *prepared) setUpCache(ctx context.Context, run spec.RunPaths, c mounts.C
 
 // makeVolume tolerates another run that made it first.
 func (p *prepared) makeVolume(ctx context.Context, run spec.RunPaths, c mounts.Cache) (volume, error) {
-	argv, err := p.plan.CacheVolumeArgv(c, cacheMade{time.Now(), run.ID}.String())
-	if err != nil {
-		return volume{}, asError(err)
-	}
-	_, failed := p.adapter.Runner().Run(ctx, p.adapter.Command(argv...))
+	failed := p.adapter.makeVolume(ctx, p.plan, c, cacheMade{time.Now(), run.ID}.String())
 	have, err := cacheVolumes(ctx, p.adapter)
 	if err != nil {
 		return volume{}, err
@@ -130,13 +126,26 @@ func (p *prepared) makeVolume(ctx context.Context, run spec.RunPaths, c mounts.C
 	return volume{}, engineFailed(failed)
 }
 
-func (p *prepared) giveVolume(ctx context.Context, run spec.RunPaths, c mounts.Cache) error {
-	argv, err := p.plan.CacheArgv(run, c)
+func (p *podman) makeVolume(ctx context.Context, plan spec.Plan, c mounts.Cache, made string) error {
+	argv, err := plan.CacheVolumeArgv(c, made)
 	if err != nil {
 		return asError(err)
 	}
+	_, err = p.runner.Run(ctx, p.Command(argv...))
+	return err
+}
+
+// makeVolume: Docker keeps an existing volume of the name as it is. What is there has to
+// be inspected on either engine: its driver's options could make it any folder of the host.
+func (d *docker) makeVolume(ctx context.Context, _ spec.Plan, c mounts.Cache, made string) error {
+	return d.api.post(ctx, "/volumes/create", nil, map[string]any{
+		"Name": c.Volume, "Driver": localDriver, "Labels": spec.CacheVolumeLabels(c, made),
+	})
+}
+
+func (p *prepared) giveVolume(ctx context.Context, run spec.RunPaths, c mounts.Cache) error {
 	p.job.Log("cache %s: setting up volume %s", c.ID.Name, c.Volume)
-	if err := runOneShot(ctx, p.adapter, run.CacheName(c), argv); err != nil {
+	if err := p.adapter.giveVolume(ctx, p.plan, run, c); err != nil {
 		failed := engineFailed(err)
 		return &Error{
 			Reason: ReasonOf(failed), Hint: cmp.Or(HintOf(failed), p.withoutVolume(c)), Err: err,

@@ -7,7 +7,6 @@ import (
 	"net"
 	"net/url"
 	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"sync"
@@ -94,7 +93,7 @@ func (w *way) helperContainer(ctx context.Context) {
 	name := w.c.paths.HelperName()
 	create, err := w.c.p.plan.HelperContainer(w.c.paths, w.c.id())
 	if err == nil {
-		err = d.api.post(ctx, "/containers/create", url.Values{"name": {name}}, create)
+		_, err = d.api.create(ctx, name, create)
 	}
 	if err == nil {
 		err = d.api.post(ctx, "/containers/"+name+"/start", nil, nil)
@@ -202,7 +201,7 @@ func firstDifference(want, got string) string {
 	return fmt.Sprintf("line %d: want %s, got %s", i+1, line(a), line(b))
 }
 
-func (c *container) id() string { return readContainerID(filepath.Join(c.paths.Dir, "cid")) }
+func (c *container) id() string { return readContainerID(cidFile(c.paths)) }
 
 // hostPID is a process of the sandbox as the host numbers it. Podman writes it before
 // the container starts, Docker's daemon told it with its account of the container. The

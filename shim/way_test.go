@@ -313,12 +313,13 @@ func helperDaemon(t *testing.T, b box, create, start, wait int, more ...scripted
 	}
 	daemon := startDaemon(t, map[string]http.HandlerFunc{
 		"/containers/create": status(create, func(w http.ResponseWriter, r *http.Request) {
-			var got spec.HelperContainer
+			var got spec.DockerContainer
 			want, err := c.p.plan.HelperContainer(c.paths, c.id())
 			if err := errors.Join(err, json.NewDecoder(r.Body).Decode(&got)); err != nil || r.Method != http.MethodPost || r.URL.Query().Get("name") != helperName || !reflect.DeepEqual(got, want) {
 				t.Errorf("%s %s: %+v, want %+v (%v)", r.Method, r.URL, got, want, err)
 			}
 			w.WriteHeader(http.StatusCreated)
+			fmt.Fprintf(w, `{"Id":"%s"}`, strings.Repeat("cd", 32))
 		}),
 		"/containers/" + helperName + "/start": status(start, func(w http.ResponseWriter, _ *http.Request) {
 			go func() {

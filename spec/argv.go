@@ -10,15 +10,15 @@ import (
 	"github.com/agentshim/agentshim/mounts"
 )
 
-// Argv is the engine client's argument list for one run, without the client
-// itself and the flags that name its endpoint and configuration. Every flag is one --flag=value word, and -- stands before the image.
-func (p Plan) Argv(run RunPaths) ([]string, error) {
-	a := argv{plan: p, run: run, podman: p.Engine.Kind == Podman}
+// PodmanArgv is the argument list of Podman's client for one run, without the client
+// itself. Every flag is one --flag=value word, and -- stands before the image.
+func (p Plan) PodmanArgv(run RunPaths) ([]string, error) {
+	a := argv{plan: p, run: run}
 	a.global()
 	a.add("run", "--rm", "--interactive", "--sig-proxy=false", "--init=false", "--pull=never",
 		"--log-driver=none", "--no-healthcheck", "--stop-signal=SIGKILL")
 	a.flag("cidfile", path.Join(run.Dir, "cid"))
-	if a.podman && p.Egress.HasGateway() {
+	if p.Egress.HasGateway() {
 		a.flag("pidfile", run.PIDFile())
 	}
 	a.flag("name", "agentshim-"+run.ID)
@@ -35,20 +35,18 @@ func (p Plan) Argv(run RunPaths) ([]string, error) {
 }
 
 type argv struct {
-	plan   Plan
-	run    RunPaths
-	podman bool
-	args   []string
-	err    error
+	plan Plan
+	run  RunPaths
+	args []string
+	err  error
 }
 
 func (a *argv) add(words ...string) { a.args = append(a.args, words...) }
 
 func (a *argv) flag(name, value string) { a.add("--" + name + "=" + value) }
 
-// global: the adapter adds what names the engine's endpoint.
 func (a *argv) global() {
-	if a.podman && a.plan.Engine.RuntimePath != "" {
+	if a.plan.Engine.RuntimePath != "" {
 		a.flag("runtime", a.plan.Engine.RuntimePath)
 	}
 }
@@ -88,13 +86,16 @@ func (a *argv) isolation() {
 	for _, k := range sortedKeys(p.Sysctls) {
 		a.flag("sysctl", k+"="+p.Sysctls[k])
 	}
-	if a.podman {
-		a.add("--unsetenv-all", "--http-proxy=false", "--image-volume=ignore", "--passwd=false", "--no-hosts",
-			"--read-only-tmpfs=false", "--systemd=false", "--umask=0022")
-		for _, path := range podmanUnmasked {
-			a.flag("security-opt", "mask="+path)
-		}
+	a.ownDefaults()
+	for _, path := range podmanUnmasked {
+		a.flag("security-opt", "mask="+path)
 	}
+}
+
+// ownDefaults switches off what Podman would add by itself.
+func (a *argv) ownDefaults() {
+	a.add("--unsetenv-all", "--http-proxy=false", "--image-volume=ignore", "--passwd=false", "--no-hosts",
+		"--read-only-tmpfs=false", "--systemd=false", "--umask=0022")
 }
 
 func (a *argv) limits() {
@@ -126,27 +127,7 @@ func (a *argv) ulimit(name string, n uint64) {
 	a.flag("ulimit", name+"="+text+":"+text)
 }
 
-func (a *argv) environment() {
-	for _, entry := range a.plan.initEnv() {
-		a.flag("env", entry)
-	}
-}
-
-// initEnv keeps the image's variables from agentshim's own programs: a Go program
-// obeys some of them. Docker drops a variable that is named without a value (and, by
-// its client, not set in the client's own, empty environment).
-func (p Plan) initEnv() []string {
-	env := []string{"PATH=" + DefaultPath}
-	if p.Engine.Kind == Podman {
-		return env
-	}
-	for _, kv := range p.Image.Env {
-		if name, _, _ := strings.Cut(kv, "="); name != "PATH" {
-			env = append(env, name)
-		}
-	}
-	return env
-}
+func (a *argv) environment() { a.flag("env", "PATH="+DefaultPath) }
 
 func (a *argv) mounts() {
 	for _, m := range a.plan.Mounts {
@@ -182,19 +163,16 @@ func (a *argv) ownBind(source, target string) mounts.Mount {
 	return m
 }
 
-// InodeBytes is the tmpfs space per file that Docker's nr_inodes allows.
-const InodeBytes = 2048
-
 func (a *argv) tmpfs(m mounts.Mount) string {
-	opts := []string{"rw", "nosuid", "nodev", execOption(m), fmt.Sprintf("size=%d", m.SizeBytes), fmt.Sprintf("mode=%04o", m.Mode)}
-	if !a.podman {
-		return strings.Join(append(opts, fmt.Sprintf("uid=%d", m.UID), fmt.Sprintf("gid=%d", m.GID), fmt.Sprintf("nr_inodes=%d", m.SizeBytes/InodeBytes)), ",")
-	}
-	opts = append(opts, "notmpcopyup")
+	opts := append(tmpfsOptions(m), "notmpcopyup")
 	if m.UID == a.plan.Identity.UID && m.GID == a.plan.Identity.GID {
 		opts = append(opts, "U") // owned by the container's user; uid= is refused
 	}
 	return strings.Join(opts, ",")
+}
+
+func tmpfsOptions(m mounts.Mount) []string {
+	return []string{"rw", "nosuid", "nodev", execOption(m), fmt.Sprintf("size=%d", m.SizeBytes), fmt.Sprintf("mode=%04o", m.Mode)}
 }
 
 func execOption(m mounts.Mount) string {
@@ -204,7 +182,7 @@ func execOption(m mounts.Mount) string {
 	return "exec"
 }
 
-// relabels are Podman's words for the labels. Docker's --mount has none.
+// relabels are Podman's words for the labels.
 var relabels = map[string]string{"z": "shared", "Z": "private"}
 
 func (a *argv) bind(m mounts.Mount) {
@@ -212,14 +190,12 @@ func (a *argv) bind(m mounts.Mount) {
 	if !m.Writable {
 		fields = append(fields, "readonly")
 	}
-	if a.podman {
-		fields = append(fields, "nosuid", "nodev")
-		if m.NoExec {
-			fields = append(fields, "noexec")
-		}
-		if relabel := relabels[m.Label]; relabel != "" {
-			fields = append(fields, "relabel="+relabel)
-		}
+	fields = append(fields, "nosuid", "nodev")
+	if m.NoExec {
+		fields = append(fields, "noexec")
+	}
+	if relabel := relabels[m.Label]; relabel != "" {
+		fields = append(fields, "relabel="+relabel)
 	}
 	record, err := mounts.CSV(fields...)
 	if err != nil {

@@ -1,6 +1,7 @@
 package spec
 
 import (
+	"errors"
 	"strconv"
 
 	"github.com/agentshim/agentshim/mounts"
@@ -27,22 +28,25 @@ func (r RunPaths) CacheName(c mounts.Cache) string {
 	return "agentshim-" + r.ID + "-cache-" + c.Volume[max(0, len(c.Volume)-8):]
 }
 
-// CacheVolumeArgv is the argument list of the engine's client that makes c's volume,
-// with its labels; made is that of mounts.LabelCacheMade. Docker keeps an existing
-// volume of the name as it is, Podman refuses: what is there has to be inspected either
-// way, since its driver's options could make it any folder of the host.
+// CacheVolumeLabels are the labels that make a volume c's; made is that of
+// mounts.LabelCacheMade.
+func CacheVolumeLabels(c mounts.Cache, made string) map[string]string {
+	labels := c.ID.Labels()
+	labels[mounts.LabelCacheMade] = made
+	return labels
+}
+
+// CacheVolumeArgv is the argument list of Podman's client that makes c's volume. It
+// refuses where one of the name exists.
 func (p Plan) CacheVolumeArgv(c mounts.Cache, made string) ([]string, error) {
 	var a argv
 	a.add("volume", "create")
-	labels := c.ID.Labels()
-	labels[mounts.LabelCacheMade] = made
+	labels := CacheVolumeLabels(c, made)
 	for _, k := range sortedKeys(labels) {
-		label := k + "=" + labels[k]
-		if p.Engine.Kind == Podman {
-			// Here, unlike with run, its --label is a CSV record (Podman 4.3).
-			if label, a.err = mounts.CSV(label); a.err != nil {
-				return nil, a.err
-			}
+		// Here, unlike with run, --label is a CSV record (Podman 4.3).
+		label, err := mounts.CSV(k + "=" + labels[k])
+		if err != nil {
+			return nil, err
 		}
 		a.flag("label", label)
 	}
@@ -50,13 +54,21 @@ func (p Plan) CacheVolumeArgv(c mounts.Cache, made string) ([]string, error) {
 	return a.args, nil
 }
 
-// CacheArgv is the argument list of the engine's client for the one-shot container
-// that gives c's volume to the agent, as Argv's is for the run's own: no network, no
-// capability but CHOWN, nothing of the host but init, nothing writable but the volume
-// (and, with Docker, empty ones for the image's VOLUMEs, which go with it). It runs from the run's own image, of which it uses nothing, in the user namespace of
+// cacheProgram is what runs in the one-shot container that gives c's volume to the agent.
+func cacheProgram(c mounts.Cache) []string {
+	return []string{
+		CacheArg, CachePath,
+		strconv.FormatUint(uint64(c.ID.UID), 10), strconv.FormatUint(uint64(c.ID.GID), 10),
+	}
+}
+
+// CacheArgv is the argument list of Podman's client for the one-shot container that gives
+// c's volume to the agent, as PodmanArgv's is for the run's own: no network, no
+// capability but CHOWN, nothing of the host but init, nothing writable but the volume.
+// It runs from the run's own image, of which it uses nothing, in the user namespace of
 // the run's kind, so that the owner is the same one seen from both.
 func (p Plan) CacheArgv(run RunPaths, c mounts.Cache) ([]string, error) {
-	a := argv{plan: p, run: run, podman: p.Engine.Kind == Podman}
+	a := argv{plan: p, run: run}
 	a.global()
 	a.add("run", "--rm", "--sig-proxy=false", "--init=false", "--pull=never",
 		"--log-driver=none", "--no-healthcheck", "--stop-signal=SIGKILL")
@@ -75,37 +87,39 @@ func (p Plan) CacheArgv(run RunPaths, c mounts.Cache) ([]string, error) {
 	a.flag("cap-add", "CHOWN")
 	a.flag("security-opt", "no-new-privileges")
 	a.add("--read-only")
-	if a.podman {
-		a.add("--unsetenv-all", "--http-proxy=false", "--image-volume=ignore", "--passwd=false", "--no-hosts",
-			"--read-only-tmpfs=false", "--systemd=false", "--umask=0022")
-	}
+	a.ownDefaults()
 	a.helperLimits()
-	if a.podman {
-		// Podman's defaults need CAP_SYS_RESOURCE where they are above the caller's.
-		a.ulimit("nofile", p.Limits.NoFile)
-		a.ulimit("nproc", p.Limits.NProc)
-	}
+	// Podman's defaults need CAP_SYS_RESOURCE where they are above the caller's.
+	a.ulimit("nofile", p.Limits.NoFile)
+	a.ulimit("nproc", p.Limits.NProc)
 	a.environment()
 	a.volume(c.Volume, CachePath)
 	a.bind(a.ownBind(run.Init, InitPath))
 	a.flag("workdir", "/")
 	a.flag("entrypoint", InitPath)
-	a.add("--", p.Image.ID, CacheArg, CachePath,
-		strconv.FormatUint(uint64(c.ID.UID), 10), strconv.FormatUint(uint64(c.ID.GID), 10))
+	a.add("--", p.Image.ID)
+	a.add(cacheProgram(c)...)
 	return a.args, a.err
 }
 
-// volume mounts an engine's volume. Docker would fill an empty one with the image's
-// files, and give it their owner: volume-nocopy. Podman's --mount has no such word;
-// there it happens on a volume's first use only, on a path that no image has.
+// CacheContainer is the same for Docker. Writable are also empty volumes for the image's
+// VOLUMEs, which go with it. The system call policy is the run's own.
+func (p Plan) CacheContainer(run RunPaths, c mounts.Cache) (DockerContainer, error) {
+	d := p.dockerBase(Hostname, "0:0", append([]string{InitPath}, cacheProgram(c)...)...)
+	d.AttachStdout, d.AttachStderr = true, true
+	d.Labels[LabelHelper], d.Labels[LabelRun] = CacheArg, run.ID
+	h := &d.HostConfig
+	h.NetworkMode, h.CapAdd = "none", []string{"CHOWN"}
+	h.helperLimits(p.Limits)
+	h.volume(c.Volume, CachePath)
+	h.bind(run.Init, InitPath, false)
+	return d, errors.Join(h.confine(p.Seccomp), h.portable())
+}
+
+// volume mounts an engine's volume. Podman would fill an empty one with the image's files
+// on its first use only, and that is on a path that no image has.
 func (a *argv) volume(name, target string) {
-	fields := []string{"type=volume", "source=" + name, "target=" + target}
-	if a.podman {
-		fields = append(fields, "nosuid", "nodev")
-	} else {
-		fields = append(fields, "volume-nocopy")
-	}
-	record, err := mounts.CSV(fields...)
+	record, err := mounts.CSV("type=volume", "source="+name, "target="+target, "nosuid", "nodev")
 	if err != nil {
 		a.err = err
 		return

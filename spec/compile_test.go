@@ -6,6 +6,7 @@ import (
 	"flag"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -168,10 +169,6 @@ func envFileNames(h harness.Harness) [][]string {
 // own; here its digest stands for it.
 func render(t *testing.T, p Plan) map[string]string {
 	t.Helper()
-	argv, err := p.Argv(SymbolicPaths)
-	if err != nil {
-		t.Fatal(err)
-	}
 	config := p.OCI(SymbolicPaths)
 	config.Linux.Seccomp = nil
 	oci, err := indent(config)
@@ -183,8 +180,10 @@ func render(t *testing.T, p Plan) map[string]string {
 		t.Fatal(err)
 	}
 	out := map[string]string{
-		"argv": strings.Join(argv, "\n") + "\n", "config.json": string(oci), "plan.json": string(plan), "plan.txt": p.Text(),
+		"config.json": string(oci), "plan.json": string(plan), "plan.txt": p.Text(),
 	}
+	name, asked := asked(t, p)
+	out[name] = asked
 	if p.Egress.HasGateway() {
 		out["rules"] = p.RulesText()
 	}
@@ -193,13 +192,41 @@ func render(t *testing.T, p Plan) map[string]string {
 		if err != nil {
 			t.Fatal(err)
 		}
-		helper, err := indent(container)
+		out["helper.json"] = createText(t, container)
+	}
+	return out
+}
+
+// asked is what the engine is asked for a run, as a golden's name and content.
+func asked(t *testing.T, p Plan) (name, content string) {
+	t.Helper()
+	if p.Engine.Kind == Podman {
+		argv, err := p.PodmanArgv(SymbolicPaths)
 		if err != nil {
 			t.Fatal(err)
 		}
-		out["helper.json"] = string(helper)
+		return "argv", strings.Join(argv, "\n") + "\n"
 	}
-	return out
+	c, err := p.DockerContainer(SymbolicPaths)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.HostConfig.SecurityOpt = slices.Clone(c.HostConfig.SecurityOpt)
+	for i, option := range c.HostConfig.SecurityOpt {
+		if strings.HasPrefix(option, "seccomp=") {
+			c.HostConfig.SecurityOpt[i] = "seccomp=" + p.SeccompDigest
+		}
+	}
+	return "create.json", createText(t, c)
+}
+
+func createText(t *testing.T, c DockerContainer) string {
+	t.Helper()
+	b, err := c.JSON()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(b)
 }
 
 func golden(t *testing.T, file, got string) {

@@ -73,12 +73,13 @@ func TestCopyIsBound(t *testing.T) {
 		t.Fatal(err)
 	}
 	run := RunPaths{ID: "x", Dir: "/run-dir", Init: "/init", State: "/state"}
-	argv, err := plan.Argv(run)
+	c, err := plan.DockerContainer(run)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if words := strings.Join(argv, " "); !strings.Contains(words, "source=/state/copy/tree,target=/workspace") || strings.Contains(words, "/home/user/project") {
-		t.Errorf("argv: %s", words)
+	bound := func(m DockerMount) bool { return m.Source == "/state/copy/tree" && m.Target == "/workspace" }
+	if text := createText(t, c); !slices.ContainsFunc(c.HostConfig.Mounts, bound) || strings.Contains(text, "/home/user/project") {
+		t.Errorf("asked for: %s", text)
 	}
 	if slices.ContainsFunc(plan.Widenings, func(n Note) bool { return strings.HasPrefix(n.Name, "writable:") }) {
 		t.Errorf("a copy is no widening: %v", plan.Widenings)

@@ -1,8 +1,6 @@
 package main
 
 import (
-	"encoding/json"
-
 	"github.com/spf13/cobra"
 
 	"github.com/agentshim/agentshim/shim"
@@ -23,7 +21,7 @@ func newPlan() *cobra.Command {
 		RunE: func(cmd *cobra.Command, words []string) error {
 			render, ok := planFormats[format]
 			if !ok {
-				return invalid("--format %q", "use text, json, oci, argv or rules", format)
+				return invalid("--format %q", "use text, json, oci, engine or rules", format)
 			}
 			job, err := f.job()
 			if err != nil {
@@ -33,11 +31,11 @@ func newPlan() *cobra.Command {
 				job.Command = words
 			}
 			job.Progress, job.Terminal = cmd.ErrOrStderr(), callersTerminal()
-			plan, argv, err := shim.Plan(cmd.Context(), job)
+			plan, request, err := shim.Plan(cmd.Context(), job)
 			if err != nil {
 				return err
 			}
-			out, err := render(plan, argv)
+			out, err := render(plan, request)
 			if err != nil {
 				return err
 			}
@@ -46,18 +44,15 @@ func newPlan() *cobra.Command {
 		},
 	}
 	f.register(cmd)
-	cmd.Flags().StringVar(&format, "format", "text", "text, json, oci (an OCI runtime config), argv (the engine's, a JSON list) or rules (iptables text)")
+	cmd.Flags().StringVar(&format, "format", "text", "text, json, oci (an OCI runtime config), engine (what it is asked: Podman's argv or the body of Docker's POST /containers/create) or rules (iptables text)")
 	cmd.Flags().BoolVar(&command, "command", false, "the words behind -- are an argv that runs instead of the harness")
 	return cmd
 }
 
-var planFormats = map[string]func(spec.Plan, []string) ([]byte, error){
-	"text":  func(p spec.Plan, _ []string) ([]byte, error) { return []byte(p.Text()), nil },
-	"json":  func(p spec.Plan, _ []string) ([]byte, error) { return p.JSON() },
-	"rules": func(p spec.Plan, _ []string) ([]byte, error) { return []byte(p.RulesText()), nil },
-	"oci":   func(p spec.Plan, _ []string) ([]byte, error) { return p.OCIJSON(spec.SymbolicPaths) },
-	"argv": func(_ spec.Plan, argv []string) ([]byte, error) {
-		b, err := json.MarshalIndent(argv, "", "  ")
-		return append(b, '\n'), err
-	},
+var planFormats = map[string]func(p spec.Plan, request []byte) ([]byte, error){
+	"text":   func(p spec.Plan, _ []byte) ([]byte, error) { return []byte(p.Text()), nil },
+	"json":   func(p spec.Plan, _ []byte) ([]byte, error) { return p.JSON() },
+	"rules":  func(p spec.Plan, _ []byte) ([]byte, error) { return []byte(p.RulesText()), nil },
+	"oci":    func(p spec.Plan, _ []byte) ([]byte, error) { return p.OCIJSON(spec.SymbolicPaths) },
+	"engine": func(_ spec.Plan, request []byte) ([]byte, error) { return request, nil },
 }
