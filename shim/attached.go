@@ -44,7 +44,7 @@ type podmanRun struct {
 	status  ExitStatus
 }
 
-func (p *podman) start(ctx context.Context, plan spec.Plan, paths spec.RunPaths) (attached, error) {
+func (p *podman) start(ctx context.Context, plan spec.Plan, paths spec.RunPaths, _ func()) (attached, error) {
 	argv, err := plan.PodmanArgv(paths)
 	if err != nil {
 		return nil, asError(err)

@@ -55,7 +55,7 @@ func (c *container) start(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	engine, err := c.p.adapter.start(ctx, c.p.plan, c.paths)
+	engine, err := c.p.adapter.start(ctx, c.p.plan, c.paths, c.way.containerMade)
 	if err != nil {
 		return err
 	}

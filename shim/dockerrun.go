@@ -40,12 +40,13 @@ func (d *docker) request(plan spec.Plan, paths spec.RunPaths) ([]byte, error) {
 	return body.JSON()
 }
 
-func (d *docker) start(ctx context.Context, plan spec.Plan, paths spec.RunPaths) (attached, error) {
+func (d *docker) start(ctx context.Context, plan spec.Plan, paths spec.RunPaths, made func()) (attached, error) {
 	body, err := plan.DockerContainer(paths)
 	if err != nil {
 		return nil, asError(err)
 	}
 	r, err := d.run(ctx, containerName(paths.ID), body, func(id string) error {
+		defer made()
 		return os.WriteFile(cidFile(paths), []byte(id), 0o600)
 	})
 	if err != nil {

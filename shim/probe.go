@@ -60,8 +60,9 @@ type Adapter interface {
 	lacks() []string
 	// request is what start asks of the engine, as indented JSON.
 	request(plan spec.Plan, paths spec.RunPaths) ([]byte, error)
-	// start starts the run's container. It ends with ctx only before that.
-	start(ctx context.Context, plan spec.Plan, paths spec.RunPaths) (attached, error)
+	// start starts the run's container. It ends with ctx only before that. Docker's calls
+	// made when the container has its ID, before it starts.
+	start(ctx context.Context, plan spec.Plan, paths spec.RunPaths, made func()) (attached, error)
 	// makeVolume makes a cache's volume, or fails where there is one of that name.
 	makeVolume(ctx context.Context, plan spec.Plan, c mounts.Cache, made string) error
 	// giveVolume runs the container that gives a cache's volume to the agent, to its end.

@@ -31,8 +31,8 @@ const (
 type way struct {
 	c        *container
 	listener *net.UnixListener
-	// stop ends the helper; wanted starts its container.
-	stop, wanted func()
+	// stop ends the helper; made has its container made, wanted has it started.
+	stop, made, wanted func()
 	// ended is closed with the helper's end: failed is why it failed, left that its
 	// container may still be there.
 	ended        chan struct{}
@@ -51,26 +51,26 @@ func (c *container) startWay(ctx context.Context, unpack func(path string) error
 	}
 	w := &way{c: c, listener: l, ended: make(chan struct{})}
 	ctx, w.stop = context.WithCancel(context.WithoutCancel(ctx))
-	wanted := make(chan struct{})
-	w.wanted = sync.OnceFunc(func() { close(wanted) })
+	made, wanted := make(chan struct{}), make(chan struct{})
+	w.made, w.wanted = sync.OnceFunc(func() { close(made) }), sync.OnceFunc(func() { close(wanted) })
 	go func() {
 		defer close(w.ended)
 		defer l.Close() // nobody connects any more
 		if w.failed = unpack(c.paths.Helper()); w.failed == nil {
-			w.helper(ctx, wanted)
+			w.helper(ctx, made, wanted)
 		}
 	}()
 	return w, nil
 }
 
 // helper runs the helper by the plan's way and waits for its end.
-func (w *way) helper(ctx context.Context, wanted <-chan struct{}) {
+func (w *way) helper(ctx context.Context, made, wanted <-chan struct{}) {
 	a, args := w.c.p.adapter, []string{spec.HelperArg, w.c.paths.Socket()}
 	switch w.c.p.plan.EgressWay {
 	case spec.WayContainer:
 		select {
-		case <-wanted:
-			w.helperContainer(context.WithoutCancel(ctx))
+		case <-made:
+			w.helperContainer(ctx, wanted)
 		case <-ctx.Done():
 		}
 	case spec.WayUserns:
@@ -80,31 +80,60 @@ func (w *way) helper(ctx context.Context, wanted <-chan struct{}) {
 	}
 }
 
-// helperContainer runs the helper in a container, which the daemon removes at its end.
-// There is no client to start, and none that could be killed while the daemon creates.
-func (w *way) helperContainer(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(ctx, helperContainerTimeout)
-	defer cancel()
+// containerMade is for the moment when the run's container has its ID, and was not started.
+func (w *way) containerMade() {
+	if w != nil {
+		w.made()
+	}
+}
+
+// helperContainer runs the helper in a container, which the daemon removes at its end. It
+// is made while the run's own starts, and started when that one is there to be joined.
+// ctx cuts no call short: the daemon would go on.
+func (w *way) helperContainer(ctx context.Context, wanted <-chan struct{}) {
 	d, ok := w.c.p.adapter.(*docker)
 	if !ok {
 		w.failed = errors.New("only Docker has it")
 		return
 	}
 	name := w.c.paths.HelperName()
-	create, err := w.c.p.plan.HelperContainer(w.c.paths, w.c.id())
-	if err == nil {
-		_, err = d.api.create(ctx, name, create)
+	if w.failed = w.createHelper(ctx, d, name); w.failed == nil {
+		select {
+		case <-wanted:
+			w.failed = bounded(ctx, func(ctx context.Context) error {
+				return d.api.post(ctx, "/containers/"+name+"/start", nil, nil)
+			})
+		case <-ctx.Done():
+			w.failed = context.Cause(ctx)
+		}
 	}
+	err := w.failed
 	if err == nil {
-		err = d.api.post(ctx, "/containers/"+name+"/start", nil, nil)
-	}
-	w.failed = err
-	if err == nil {
-		err = d.api.post(ctx, "/containers/"+name+"/wait", url.Values{"condition": {"removed"}}, nil)
+		err = bounded(ctx, func(ctx context.Context) error {
+			return d.api.post(ctx, "/containers/"+name+"/wait", url.Values{"condition": {"removed"}}, nil)
+		})
 	}
 	if err != nil && !errors.Is(err, errNotFound) {
 		w.left = removeContainer(context.WithoutCancel(ctx), d, name)
 	}
+}
+
+func (w *way) createHelper(ctx context.Context, d *docker, name string) error {
+	create, err := w.c.p.plan.HelperContainer(w.c.paths, w.c.id())
+	if err != nil {
+		return err
+	}
+	return bounded(ctx, func(ctx context.Context) error {
+		_, err := d.api.create(ctx, name, create)
+		return err
+	})
+}
+
+// bounded calls f with helperContainerTimeout, whether ctx ends or not.
+func bounded(ctx context.Context, f func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), helperContainerTimeout)
+	defer cancel()
+	return f(ctx)
 }
 
 // close ends the helper. An error says that its container may still be there.
@@ -151,6 +180,7 @@ func (w *way) handOver(ctx context.Context, cookie uint64, netns string) (netpol
 	order, timeout := netpolicy.Order{Netns: netns}, helperTimeout
 	if w.c.p.plan.EgressWay == spec.WayContainer {
 		timeout = helperContainerTimeout
+		w.made()
 		w.wanted()
 	} else {
 		var err error
