@@ -23,6 +23,7 @@ import (
 	"time"
 
 	"github.com/agentshim/agentshim/shim"
+	"github.com/agentshim/agentshim/spec"
 )
 
 var (
@@ -210,17 +211,23 @@ func (b *bench) capture() error {
 	return err
 }
 
-// bareArgv is a file's argv with true as the entrypoint and the captured run's folder.
+// bareArgv is what the engine is asked for a file's run, in words of its client, with
+// true as the entrypoint and the captured run's folder.
 func (b *bench) bareArgv(file string) ([]string, error) {
-	out, err := b.command(b.agentshim, "plan", "--format", "argv", "--spec", filepath.Join(b.dir, file)).Output()
+	out, err := b.command(b.agentshim, "plan", "--format", "engine", "--spec", filepath.Join(b.dir, file)).Output()
 	if err != nil {
 		return nil, fmt.Errorf("plan: %w", err)
 	}
+	runDir := filepath.Join(b.dir, "run")
+	text := strings.ReplaceAll(string(out), "/RUN_DIR/", runDir+"/")
+	text = strings.ReplaceAll(text, "/AGENTSHIM_INIT", runDir+"/agentshim-init")
+	if b.engine == "docker" {
+		return b.dockerArgv([]byte(text), runDir)
+	}
 	var argv, bare []string
-	if err := json.Unmarshal(out, &argv); err != nil {
+	if err := json.Unmarshal([]byte(text), &argv); err != nil {
 		return nil, err
 	}
-	runDir := filepath.Join(b.dir, "run")
 	for _, a := range argv {
 		switch {
 		case strings.HasPrefix(a, "--cidfile="), strings.HasPrefix(a, "--name="), a == "wire/1":
@@ -228,10 +235,58 @@ func (b *bench) bareArgv(file string) ([]string, error) {
 		case strings.HasPrefix(a, "--entrypoint="):
 			a = "--entrypoint=/bin/true"
 		}
-		a = strings.ReplaceAll(a, "/RUN_DIR/", runDir+"/")
-		bare = append(bare, strings.ReplaceAll(a, "/AGENTSHIM_INIT", runDir+"/agentshim-init"))
+		bare = append(bare, a)
 	}
 	return bare, nil
+}
+
+// dockerArgv says a request of the API's in words of Docker's client.
+func (b *bench) dockerArgv(request []byte, dir string) ([]string, error) {
+	var c spec.DockerContainer
+	if err := json.Unmarshal(request, &c); err != nil {
+		return nil, err
+	}
+	h := c.HostConfig
+	argv := []string{
+		"docker", "run", "--rm", "--interactive", "--log-driver=none", "--no-healthcheck", "--pull=never",
+		"--network=" + h.NetworkMode, "--ipc=" + h.IpcMode, "--cgroupns=" + h.CgroupnsMode, "--hostname=" + c.Hostname,
+		"--user=" + c.User, "--cap-drop=ALL", "--workdir=" + c.WorkingDir, "--entrypoint=/bin/true",
+		fmt.Sprintf("--memory=%d", h.Memory), fmt.Sprintf("--memory-swap=%d", h.MemorySwap), fmt.Sprintf("--pids-limit=%d", h.PidsLimit),
+		fmt.Sprintf("--cpus=%g", float64(h.NanoCpus)/1e9), fmt.Sprintf("--shm-size=%d", h.ShmSize),
+	}
+	if h.ReadonlyRootfs {
+		argv = append(argv, "--read-only")
+	}
+	for _, option := range h.SecurityOpt {
+		if profile, ok := strings.CutPrefix(option, "seccomp="); ok {
+			file := filepath.Join(dir, "seccomp.json")
+			if err := os.WriteFile(file, []byte(profile), 0o644); err != nil {
+				return nil, err
+			}
+			option = "seccomp=" + file
+		}
+		argv = append(argv, "--security-opt="+option)
+	}
+	for name, value := range h.Sysctls {
+		argv = append(argv, "--sysctl="+name+"="+value)
+	}
+	for _, l := range h.Ulimits {
+		argv = append(argv, fmt.Sprintf("--ulimit=%s=%d:%d", l.Name, l.Soft, l.Hard))
+	}
+	for _, variable := range c.Env {
+		argv = append(argv, "--env="+variable)
+	}
+	for target, options := range h.Tmpfs {
+		argv = append(argv, "--tmpfs="+target+":"+options)
+	}
+	for _, m := range h.Mounts {
+		word := "--mount=type=" + m.Type + ",source=" + m.Source + ",target=" + m.Target
+		if m.ReadOnly {
+			word += ",readonly"
+		}
+		argv = append(argv, word)
+	}
+	return append(argv, "--", c.Image), nil
 }
 
 func waitForRun(state string) (string, error) {
