@@ -19,7 +19,6 @@ var missingFeatures = []missing{
 	given("$.egress.publish", "", func(h *Harness) bool { return len(h.Egress.Publish) > 0 }),
 	given("$.egress.brokers", "", func(h *Harness) bool { return len(h.Egress.Brokers) > 0 }),
 	given("$.egress.network", "", func(h *Harness) bool { return h.Egress.Network != "" }),
-	given("$.egress.renderer", `leave it out or write "auto"`, func(h *Harness) bool { return h.Egress.Renderer != "auto" }),
 	given("$.egress.proxy", "", func(h *Harness) bool { return h.Egress.Proxy != "" }),
 	given("$.session", "", func(h *Harness) bool { return h.Session != nil }),
 }

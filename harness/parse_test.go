@@ -410,7 +410,6 @@ func TestNotBuilt(t *testing.T) {
 		{"$.egress.publish", with(`"egress":{"publish":["127.0.0.1:1:1"]}`)},
 		{"$.egress.brokers", with(`"egress":{"brokers":[{"name":"a","upstream":"https://a","header":"b","valueFrom":{}}]}`)},
 		{"$.egress.network", with(`"egress":{"network":"a"}`)},
-		{"$.egress.renderer", with(`"egress":{"renderer":"iptables"}`)},
 		{"$.egress.proxy", with(`"egress":{"proxy":"env"}`)},
 		{"$.session", with(`"session":{}`)},
 	} {

@@ -50,6 +50,13 @@ func allowed() map[string]any {
 	}
 }
 
+// byIptables has iptables put the packet rules in.
+func byIptables(egress map[string]any) map[string]any {
+	egress = maps.Clone(egress)
+	egress["renderer"] = "iptables"
+	return egress
+}
+
 // opened is the same for open.
 func opened() map[string]any {
 	return map[string]any{
@@ -393,6 +400,14 @@ func TestEgressBattery(t *testing.T) {
 			}
 		})
 		t.Run("allow-list", func(t *testing.T) { s.batteryRun(t, w, allowed(), rows, func(r row) string { return r.list }) })
+		if s.name != "docker-group" { // which has no iptables
+			t.Run("allow-list by iptables", func(t *testing.T) {
+				s.batteryRun(t, w, byIptables(allowed()), rows, func(r row) string { return r.list })
+			})
+			t.Run("open by iptables", func(t *testing.T) {
+				s.batteryRun(t, w, byIptables(opened()), rows, func(r row) string { return r.open })
+			})
+		}
 		t.Run("open", func(t *testing.T) { s.batteryRun(t, w, opened(), rows, func(r row) string { return r.open }) })
 		t.Run("deny-all", func(t *testing.T) {
 			flows := w.left(t, func() {

@@ -29,7 +29,7 @@ func without(r Ruleset, drop func(PacketRule) bool) Ruleset {
 func inSandbox(t *testing.T, change func(*sandbox, Ruleset) Ruleset, f func(s *sandbox)) {
 	t.Helper()
 	inNetns(t, func() {
-		s := openSandbox(t, false)
+		s := openSandbox(t, nil)
 		if s == nil {
 			return
 		}

@@ -26,7 +26,7 @@ func TestGatewayInNetns(t *testing.T) {
 	}}
 	events := make(chan Event, 100)
 	inNetns(t, func() {
-		box := openSandbox(t, true)
+		box := openSandbox(t, ApplyNftables)
 		if box == nil {
 			return
 		}

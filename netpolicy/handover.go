@@ -20,7 +20,7 @@ import (
 const maxHandover = 64 << 10
 
 // handoverVersion is that of both messages.
-const handoverVersion = 2
+const handoverVersion = 3
 
 // ErrHandover says that what came from the helper is not what it must hand over.
 var ErrHandover = errors.New("hand-over refused")
@@ -33,6 +33,13 @@ type Order struct {
 	// PID is a process in it as the helper numbers it; 0 for a helper that is in it
 	// already.
 	PID int `json:"pid,omitempty"`
+	Setup
+}
+
+// Setup is what a helper makes in the sandbox's network namespace.
+type Setup struct {
+	// Renderer is Nftables or Iptables; empty is Nftables.
+	Renderer string `json:"renderer,omitempty"`
 }
 
 // Report is what a helper did in a sandbox's network namespace, or why it didn't.
@@ -42,7 +49,11 @@ type Report struct {
 	Rules string `json:"rules,omitempty"`
 	// Netns is the link of the network namespace: "net:[4026532281]".
 	Netns string `json:"netns,omitempty"`
-	// Error is why nothing is handed over; the other two are then empty.
+	// Renderer is what put the rules in: "nftables", "iptables v1.8.9 nf_tables".
+	Renderer string `json:"renderer,omitempty"`
+	// Others is what of the other back end holds rules there, too; empty for nothing.
+	Others string `json:"others,omitempty"`
+	// Error is why nothing is handed over; the others are then empty.
 	Error string `json:"error,omitempty"`
 }
 
@@ -77,8 +88,8 @@ func ThreadNetns() (string, error) { return os.Readlink("/proc/thread-self/ns/ne
 // a fresh one: listeners first, then the packet rules, read back, and the route last,
 // so that no packet ever leaves a socket without the rules. The caller has made sure
 // that the namespace is the sandbox's. What Apply did before an error stays, and leads
-// nowhere.
-func Apply() (Sockets, Report, error) {
+// nowhere. The iptables renderer runs programs with this one's environment.
+func Apply(s Setup) (Sockets, Report, error) {
 	if err := checkFresh(); err != nil {
 		return nil, Report{}, err
 	}
@@ -93,7 +104,7 @@ func Apply() (Sockets, Report, error) {
 	if err != nil {
 		return nil, Report{}, err
 	}
-	report, err := apply(SandboxRules(ipv6))
+	report, err := s.apply(SandboxRules(ipv6))
 	if err != nil {
 		sockets.Close()
 		return nil, Report{}, err
@@ -101,19 +112,26 @@ func Apply() (Sockets, Report, error) {
 	return sockets, report, nil
 }
 
-func apply(rules Ruleset) (Report, error) {
-	if err := ApplyNftables(rules); err != nil {
+func (s Setup) apply(rules Ruleset) (Report, error) {
+	renderer, err := newRenderer(s.Renderer, rules)
+	if err != nil {
+		return Report{}, err
+	}
+	if err := renderer.apply(rules); err != nil {
 		return Report{}, err
 	}
 	if err := AddWay(); err != nil {
 		return Report{}, err
 	}
-	got, err := ReadNftables(rules)
-	if err != nil {
+	report := Report{Version: handoverVersion, Renderer: renderer.name()}
+	if report.Rules, err = renderer.read(rules); err != nil {
 		return Report{}, err
 	}
-	netns, err := ThreadNetns()
-	return Report{Version: handoverVersion, Rules: got.Iptables(), Netns: netns}, err
+	if report.Others, err = renderer.others(); err != nil {
+		return Report{}, err
+	}
+	report.Netns, err = ThreadNetns()
+	return report, err
 }
 
 // hasIPv6: the file is missing only where the kernel has no IPv6.
@@ -401,7 +419,7 @@ func parseReport(b []byte) (Report, error) {
 		return Report{}, fmt.Errorf("%w: %w", ErrHandover, err)
 	}
 	done := r.Rules != "" && r.Netns != ""
-	failed := r.Rules == "" && r.Netns == "" && r.Error != ""
+	failed := r == Report{Version: r.Version, Error: r.Error} && r.Error != ""
 	if r.Version != handoverVersion || done == failed || done && r.Error != "" {
 		return Report{}, fmt.Errorf("%w: neither a result nor an error of version %d", ErrHandover, handoverVersion)
 	}

@@ -56,7 +56,7 @@ func receiveFrom(l *net.UnixListener, cookie uint64, timeout time.Duration) (Lis
 
 // honest hands over what Apply makes.
 func honest(t *testing.T, conn *net.UnixConn) {
-	sockets, report, err := Apply()
+	sockets, report, err := Apply(Setup{})
 	if err := errors.Join(err, Send(conn, sockets, report, err)); err != nil {
 		t.Error(err)
 	}
@@ -202,7 +202,7 @@ func with(i int, change func(*open)) []open {
 	return all
 }
 
-const good = `{"version":2,"rules":"r","netns":"net:[1]"}`
+const good = `{"version":3,"rules":"r","netns":"net:[1]"}`
 
 // TestHandoverRefused: whatever else comes over the socket is refused, and no
 // descriptor stays open. The row "as planned" is the control.
@@ -227,9 +227,9 @@ func TestHandoverRefused(t *testing.T) {
 		"other address":    {sockets: with(2, func(o *open) { o.addr = "127.0.0.2:61080" })},
 		"any address":      {sockets: with(0, func(o *open) { o.addr = "0.0.0.0:61053" })},
 		"unbound":          {sockets: with(0, func(o *open) { o.addr = "" })},
-		"error and fds":    {sockets: []open{dnsUDP, dnsTCP, relayTCP}, message: `{"version":2,"error":"e"}`},
+		"error and fds":    {sockets: []open{dnsUDP, dnsTCP, relayTCP}, message: `{"version":3,"error":"e"}`},
 		"empty":            {sockets: []open{dnsUDP, dnsTCP, relayTCP}, message: " "},
-		"other version":    {sockets: []open{dnsUDP, dnsTCP, relayTCP}, message: strings.Replace(good, "2", "3", 1)},
+		"other version":    {sockets: []open{dnsUDP, dnsTCP, relayTCP}, message: strings.Replace(good, "3", "2", 1)},
 		"too long":         {sockets: []open{dnsUDP, dnsTCP, relayTCP}, message: good + strings.Repeat(" ", maxHandover)},
 		"more than a value": {
 			sockets: []open{dnsUDP, dnsTCP, relayTCP}, message: good + good,
@@ -298,7 +298,7 @@ func TestHandoverOnce(t *testing.T) {
 		honest(t, conn)
 		fd := open{family: unix.AF_UNIX, kind: unix.SOCK_DGRAM}.fd(t)
 		defer unix.Close(fd)
-		sendRaw(t, conn, `{"version":2,"error":"second"}`, []int{fd, fd, fd})
+		sendRaw(t, conn, `{"version":3,"error":"second"}`, []int{fd, fd, fd})
 	})
 	if report.Error != "" {
 		t.Errorf("report %+v", report)
@@ -400,7 +400,7 @@ func TestApplyRefuses(t *testing.T) {
 					t.Error(err)
 					return
 				}
-				sockets, _, err := Apply()
+				sockets, _, err := Apply(Setup{})
 				sockets.Close()
 				if name == "control" && err != nil || name != "control" && !errors.Is(err, ErrNotFresh) {
 					t.Errorf("%v, want %v", err, ErrNotFresh)
@@ -461,7 +461,7 @@ func TestApplyFromDown(t *testing.T) {
 			t.Error(err)
 			return
 		}
-		sockets, _, err := Apply()
+		sockets, _, err := Apply(Setup{})
 		if err != nil {
 			t.Error(err)
 			return
@@ -495,9 +495,9 @@ func FuzzHandover(f *testing.F) {
 	failed, _ := json.Marshal(Report{Version: handoverVersion, Error: "listen on 127.0.0.1:61053: address already in use"})
 	done, _ := json.Marshal(Report{Version: handoverVersion, Rules: SandboxRules(true).Iptables(), Netns: "net:[4026532281]"})
 	for _, seed := range []string{
-		string(failed), string(done), good, good + good, "", "{}", "null", `{"version":2}`, `{"version":2,"error":""}`,
-		`{"version":2,"rules":"r","netns":"n","error":"e"}`, `{"version":2,"rules":"r"}`, `{"version":2e0,"error":"e"}`,
-		`{"version":2,"error":"e","more":1}`, `{"version":2,"error":"e"}x`, `[1]`, `{"version":"2","error":"e"}`,
+		string(failed), string(done), good, good + good, "", "{}", "null", `{"version":3}`, `{"version":3,"error":""}`,
+		`{"version":3,"rules":"r","netns":"n","error":"e"}`, `{"version":3,"rules":"r"}`, `{"version":3e0,"error":"e"}`,
+		`{"version":3,"error":"e","more":1}`, `{"version":3,"error":"e"}x`, `[1]`, `{"version":"3","error":"e"}`,
 	} {
 		f.Add([]byte(seed))
 	}
@@ -549,18 +549,18 @@ func orderOf(t *testing.T, message string) (Order, error) {
 // TestOrder: the helper takes the one order there is, and none when the shim is gone.
 func TestOrder(t *testing.T) {
 	for message, want := range map[string]Order{
-		`{"version":2,"netns":"net:[1]"}`:          {Version: 2, Netns: "net:[1]"},
-		`{"version":2,"netns":"net:[1]","pid":77}`: {Version: 2, Netns: "net:[1]", PID: 77},
+		`{"version":3,"netns":"net:[1]"}`:          {Version: 3, Netns: "net:[1]"},
+		`{"version":3,"netns":"net:[1]","pid":77}`: {Version: 3, Netns: "net:[1]", PID: 77},
 		``:                                {},
 		`{}`:                              {},
-		`{"version":2}`:                   {},
+		`{"version":3}`:                   {},
 		`{"version":1,"netns":"net:[1]"}`: {},
-		`{"version":2,"netns":"net:[1]","pid":-1}`:   {},
-		`{"version":2,"netns":"net:[1]","pid":"1"}`:  {},
-		`{"version":2,"netns":"net:[1]","pid":1.5}`:  {},
-		`{"version":2,"netns":"net:[1]","more":1}`:   {},
-		`{"version":2,"netns":"net:[1]"}{}`:          {},
-		`{"version":2,"netns":"net:[1]","pid":1e20}`: {},
+		`{"version":3,"netns":"net:[1]","pid":-1}`:   {},
+		`{"version":3,"netns":"net:[1]","pid":"1"}`:  {},
+		`{"version":3,"netns":"net:[1]","pid":1.5}`:  {},
+		`{"version":3,"netns":"net:[1]","more":1}`:   {},
+		`{"version":3,"netns":"net:[1]"}{}`:          {},
+		`{"version":3,"netns":"net:[1]","pid":1e20}`: {},
 	} {
 		got, err := orderOf(t, message)
 		if got != want || (err == nil) != (want != Order{}) {

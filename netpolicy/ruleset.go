@@ -77,6 +77,9 @@ type Chain struct {
 	Rules  []PacketRule
 }
 
+// Hook is the name of iptables' chain there.
+func (c Chain) Hook() string { return "OUTPUT" }
+
 // Ruleset is everything that is put into a sandbox's network namespace. Its size
 // does not depend on the policy's.
 type Ruleset struct{ Chains []Chain }
@@ -152,40 +155,54 @@ func (r Ruleset) Iptables() string {
 }
 
 func (c Chain) iptables(b *strings.Builder) {
-	fmt.Fprintf(b, "*%s\n:OUTPUT %s [0:0]\n", c.Table, target(c.Policy))
-	for _, r := range c.Rules {
-		b.WriteString("-A OUTPUT")
-		if r.Src.IsValid() {
-			fmt.Fprintf(b, " -s %s", r.Src)
-		}
-		if r.Dst.IsValid() {
-			fmt.Fprintf(b, " -d %s", r.Dst)
-		}
-		if r.Proto != "" {
-			fmt.Fprintf(b, " -p %s", r.Proto)
-		}
-		if r.SPort != 0 {
-			fmt.Fprintf(b, " -m %s --sport %d", r.Proto, r.SPort)
-		}
-		if r.DPort != 0 {
-			fmt.Fprintf(b, " -m %s --dport %d", r.Proto, r.DPort)
-		}
-		if r.Syn {
-			fmt.Fprintf(b, " -m %s --tcp-flags FIN,SYN,RST,ACK SYN", r.Proto)
-		}
-		if r.New {
-			b.WriteString(" -m conntrack --ctstate NEW")
-		}
-		if r.Limit != (Limit{}) {
-			fmt.Fprintf(b, " -m limit --limit %d/sec --limit-burst %d", r.Limit.PerSecond, r.Limit.Burst)
-		}
-		fmt.Fprintf(b, " -j %s", target(r.Action))
-		if r.Action == Redirect {
-			fmt.Fprintf(b, " --to-ports %d", r.To)
-		}
-		b.WriteByte('\n')
+	fmt.Fprintf(b, "*%s\n:%s %s [0:0]\n", c.Table, c.Hook(), target(c.Policy))
+	for _, line := range c.lines(c.Hook()) {
+		b.WriteString(line + "\n")
 	}
 	b.WriteString("COMMIT\n")
+}
+
+// lines are the rules as `iptables -S` prints them in a chain of that name.
+func (c Chain) lines(name string) []string {
+	var out []string
+	for _, r := range c.Rules {
+		out = append(out, "-A "+name+r.iptables())
+	}
+	return out
+}
+
+// iptables is the rule's matches and target, each behind a space.
+func (r PacketRule) iptables() string {
+	var b strings.Builder
+	if r.Src.IsValid() {
+		fmt.Fprintf(&b, " -s %s", r.Src)
+	}
+	if r.Dst.IsValid() {
+		fmt.Fprintf(&b, " -d %s", r.Dst)
+	}
+	if r.Proto != "" {
+		fmt.Fprintf(&b, " -p %s", r.Proto)
+	}
+	if r.SPort != 0 {
+		fmt.Fprintf(&b, " -m %s --sport %d", r.Proto, r.SPort)
+	}
+	if r.DPort != 0 {
+		fmt.Fprintf(&b, " -m %s --dport %d", r.Proto, r.DPort)
+	}
+	if r.Syn {
+		fmt.Fprintf(&b, " -m %s --tcp-flags FIN,SYN,RST,ACK SYN", r.Proto)
+	}
+	if r.New {
+		b.WriteString(" -m conntrack --ctstate NEW")
+	}
+	if r.Limit != (Limit{}) {
+		fmt.Fprintf(&b, " -m limit --limit %d/sec --limit-burst %d", r.Limit.PerSecond, r.Limit.Burst)
+	}
+	fmt.Fprintf(&b, " -j %s", target(r.Action))
+	if r.Action == Redirect {
+		fmt.Fprintf(&b, " --to-ports %d", r.To)
+	}
+	return b.String()
 }
 
 // target is iptables' word for an action.

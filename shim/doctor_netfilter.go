@@ -41,6 +41,11 @@ func askNFTables() error {
 	return netlinkError(answer[:n])
 }
 
+// noNFTables: who may not ask gets no answer.
+func noNFTables(err error) bool {
+	return err != nil && !errors.Is(err, syscall.EPERM) && !errors.Is(err, syscall.EAGAIN)
+}
+
 // netlinkError takes the errno out of an answer: netlink(7).
 func netlinkError(answer []byte) error {
 	if len(answer) < unix.NLMSG_HDRLEN {

@@ -28,11 +28,14 @@ func (c *container) openEgress(ctx context.Context, hello wire.Hello, rec *Recor
 	if !plan.Egress.HasGateway() {
 		return nil
 	}
-	listeners, err := c.way.open(ctx, hello.NetCookie, hello.Namespaces["net"])
+	listeners, report, err := c.way.open(ctx, hello.NetCookie, hello.Namespaces["net"])
 	if err != nil {
 		return err
 	}
-	rec.Egress.Way = plan.EgressWay
+	rec.Egress.Way, rec.Egress.Renderer = plan.EgressWay, printable(report.Renderer)
+	if report.Others != "" {
+		c.p.job.Notice("warning: the sandbox's network has packet rules that are not agentshim's, and in force too: %s", printable(report.Others))
+	}
 	e := &egress{lost: sync.OnceFunc(c.lifeline)}
 	if e.log, err = netpolicy.CreateLog(c.p.folders.egressLog(rec.ID), rec.ID, time.Now); err != nil {
 		listeners.Close()

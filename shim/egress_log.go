@@ -16,6 +16,8 @@ type EgressRecord struct {
 	Mode string `json:"mode"`
 	// Way is how the sandbox's network namespace was reached; empty where it was not.
 	Way string `json:"way,omitempty"`
+	// Renderer is what put the packet rules in: "nftables", "iptables v1.8.9 nf_tables".
+	Renderer string `json:"renderer,omitempty"`
 	// Log is the head of the egress log, absent while the run lasts and where there is
 	// no log. It holds the numbers of what was allowed, refused and only counted.
 	Log *netpolicy.Head `json:"log,omitempty"`

@@ -35,6 +35,7 @@ func ProbeMachine() (spec.Machine, error) {
 		OS: runtime.GOOS, Arch: runtime.GOARCH, Kernel: kernel,
 		MemoryBytes: int64(mem.Totalram) * int64(mem.Unit),
 		IPv6:        pathExists("/proc/sys/net/ipv6"),
+		NoNftables:  noNFTables(askNFTables()),
 		Namespaces:  namespaces,
 		SELinux:     fileIs("/sys/fs/selinux/enforce", "1"),
 		AppArmor:    fileIs("/sys/module/apparmor/parameters/enabled", "Y"),

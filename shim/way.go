@@ -150,9 +150,9 @@ func (w *way) close() error {
 // link as init reported them: the listeners are open there, the plan's packet rules
 // are in force and were read back, and the helper's process is gone. With an error,
 // which is always egress-setup, nothing of the sandbox's is open here.
-func (w *way) open(ctx context.Context, cookie uint64, netns string) (netpolicy.Listeners, error) {
+func (w *way) open(ctx context.Context, cookie uint64, netns string) (netpolicy.Listeners, netpolicy.Report, error) {
 	if cookie == 0 {
-		return netpolicy.Listeners{}, &Error{
+		return netpolicy.Listeners{}, netpolicy.Report{}, &Error{
 			Reason: ReasonEgressSetup, Msg: "this kernel can't tell which network namespace a socket is in (SO_NETNS_COOKIE)",
 			Hint: "egress allow-list and open need Linux 5.14; deny-all works here",
 		}
@@ -167,9 +167,9 @@ func (w *way) open(ctx context.Context, cookie uint64, netns string) (netpolicy.
 	}
 	if err != nil {
 		listeners.Close()
-		return netpolicy.Listeners{}, wayFailed(w.c.p.plan.EgressWay, err)
+		return netpolicy.Listeners{}, netpolicy.Report{}, wayFailed(w.c.p.plan.EgressWay, err)
 	}
-	return listeners, nil
+	return listeners, report, nil
 }
 
 // handOver gives the helper its order and takes what it sends. A helper that failed
@@ -177,7 +177,8 @@ func (w *way) open(ctx context.Context, cookie uint64, netns string) (netpolicy.
 func (w *way) handOver(ctx context.Context, cookie uint64, netns string) (netpolicy.Listeners, netpolicy.Report, error) {
 	defer os.Remove(w.c.paths.Socket())
 	defer context.AfterFunc(ctx, w.stop)()
-	order, timeout := netpolicy.Order{Netns: netns}, helperTimeout
+	order := netpolicy.Order{Netns: netns, Setup: netpolicy.Setup{Renderer: w.c.p.plan.EgressRenderer}}
+	timeout := helperTimeout
 	if w.c.p.plan.EgressWay == spec.WayContainer {
 		timeout = helperContainerTimeout
 		w.made()
@@ -255,7 +256,9 @@ func (c *container) hostPID() (int, error) {
 
 // wayHints are remedies for what a helper says, first match wins.
 var wayHints = []struct{ text, hint string }{
-	{"nftables", "as root: `modprobe -a nf_tables nft_chain_nat nft_redir nft_ct nft_limit`, or a kernel with CONFIG_NF_TABLES, CONFIG_NFT_NAT, CONFIG_NFT_REDIR, CONFIG_NFT_CT and CONFIG_NFT_LIMIT"},
+	{"xtables lock", "look for the program that holds /run/xtables.lock; iptables before 1.8.6 knows no other lock"},
+	{"iptables", "install iptables, with ip6tables and both's -restore, or leave egress.renderer out; as root: `modprobe -a iptable_raw iptable_nat iptable_filter ip6table_raw ip6table_filter xt_conntrack xt_limit xt_CT xt_REDIRECT`"},
+	{"nftables", "egress.renderer iptables needs no nf_tables; else as root: `modprobe -a nf_tables nft_chain_nat nft_redir nft_ct nft_limit`, or a kernel with CONFIG_NF_TABLES, CONFIG_NFT_NAT, CONFIG_NFT_REDIR, CONFIG_NFT_CT and CONFIG_NFT_LIMIT"},
 	{"not a fresh one", "look for what adds it to containers without a network: an OCI hook, a CNI plugin, a wrapper around the runtime"},
 	{"operation not permitted", ""},
 	{"permission denied", ""},

@@ -152,7 +152,7 @@ func (b box) open(t *testing.T, c *container) (netpolicy.Listeners, error) {
 	w, err := c.startWay(t.Context(), inPlace)
 	l := netpolicy.Listeners{}
 	if err == nil {
-		l, err = w.open(t.Context(), b.cookie, b.netns)
+		l, _, err = w.open(t.Context(), b.cookie, b.netns)
 	}
 	if _, serr := os.Lstat(c.paths.Socket()); !errors.Is(serr, os.ErrNotExist) {
 		t.Errorf("the socket's file is left: %v", serr)
@@ -279,7 +279,7 @@ func TestWayUserns(t *testing.T) {
 	c := wayContainer(t, spec.WayUserns, &podman{runner: r, engine: spec.Engine{Kind: spec.Podman, Client: "/podman"}})
 	putHelper(t, c)
 	write(t, c.paths.PIDFile(), b.pid+"\n", 0o600)
-	args := []string{c.paths.Helper(), "netns/2", c.paths.Socket()}
+	args := []string{c.paths.Helper(), "netns/3", c.paths.Socket()}
 	r.calls = []scriptedCall{{
 		argv: append([]string{"/podman", "unshare", "--"}, args...),
 		check: func(t *testing.T, _ Command) {
@@ -397,7 +397,7 @@ func TestWayUnused(t *testing.T) {
 		if err := w.close(); err != nil {
 			t.Error(err)
 		}
-		if l, err := w.open(t.Context(), 1, "net:[1]"); !errors.Is(err, ReasonEgressSetup) || l != (netpolicy.Listeners{}) {
+		if l, _, err := w.open(t.Context(), 1, "net:[1]"); !errors.Is(err, ReasonEgressSetup) || l != (netpolicy.Listeners{}) {
 			t.Error(err)
 		}
 	}
@@ -433,7 +433,7 @@ func TestWayNeedsCookies(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := w.open(t.Context(), 0, "net:[1]"); !errors.Is(err, ReasonEgressSetup) || !strings.Contains(HintOf(err), "5.14") {
+	if _, _, err := w.open(t.Context(), 0, "net:[1]"); !errors.Is(err, ReasonEgressSetup) || !strings.Contains(HintOf(err), "5.14") {
 		t.Errorf("%v, hint %q", err, HintOf(err))
 	}
 	if err := w.close(); err != nil {
@@ -453,7 +453,7 @@ func TestWayEndsWithItsRun(t *testing.T) {
 		t.Fatal(err)
 	}
 	time.AfterFunc(20*time.Millisecond, cancel)
-	if _, err := w.open(ctx, b.cookie, b.netns); !errors.Is(err, ReasonEgressSetup) {
+	if _, _, err := w.open(ctx, b.cookie, b.netns); !errors.Is(err, ReasonEgressSetup) {
 		t.Error(err)
 	}
 	if err := w.close(); err != nil {
@@ -468,9 +468,9 @@ func TestReclaimKnowsItsContainers(t *testing.T) {
 		`/.agentshim-init ["wire/1"]`:                                    true,
 		`/.agentshim-init ["cache/1","/.agentshim-cache","1000","1000"]`: true,
 		`/.agentshim-init ["cache/2","/.agentshim-cache","1000","1000"]`: false,
-		`/.agentshim-netns ["netns/2","/.agentshim-netns.sock"]`:         true,
-		`/.agentshim-netns ["netns/3","/.agentshim-netns.sock"]`:         false,
-		`/bin/sh ["/.agentshim-netns [\"netns/2\","]`:                    false,
+		`/.agentshim-netns ["netns/3","/.agentshim-netns.sock"]`:         true,
+		`/.agentshim-netns ["netns/2","/.agentshim-netns.sock"]`:         false,
+		`/bin/sh ["/.agentshim-netns [\"netns/3\","]`:                    false,
 	} {
 		prefix := []string{"/docker", "--host", "unix:///s", "--config", "/c"}
 		calls := []scriptedCall{

@@ -373,6 +373,46 @@ func TestIdentity(t *testing.T) {
 	}
 }
 
+// TestRenderer: iptables only where it is asked for or needed, and never where it can't be.
+func TestRenderer(t *testing.T) {
+	without := func(h Host) Host {
+		h.Machine.NoNftables = true
+		return h
+	}
+	group := dockerRoot()
+	group.Caller.UID = 1001
+	for name, c := range map[string]struct {
+		renderer string
+		host     Host
+		want     string // empty is a refusal
+	}{
+		"auto":                              {"auto", dockerRoot(), "nftables"},
+		"auto, rootless":                    {"auto", podmanRootless(), "nftables"},
+		"auto without nf_tables":            {"auto", without(dockerRoot()), "iptables"},
+		"nftables without nf_tables":        {"nftables", without(podmanRoot()), "nftables"},
+		"iptables":                          {"iptables", podmanRoot(), "iptables"},
+		"iptables, rootless":                {"iptables", podmanRootless(), "iptables"},
+		"auto, docker group":                {"auto", group, "nftables"},
+		"iptables, docker group":            {"iptables", group, ""},
+		"docker group without nf_tables":    {"auto", without(group), ""},
+		"nftables, docker group without it": {"nftables", without(group), "nftables"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p, err := Compile(parse(t, `{"version":1,"image":"a","user":"5:5","harness":{"binary":"a"},"accept":["rootless-cgroup-limits"],
+				"egress":{"mode":"open","renderer":"`+c.renderer+`"}}`), c.host, Options{})
+			var r *Refusal
+			switch {
+			case c.want != "" && err != nil:
+				t.Error(err)
+			case c.want == "" && (!errors.As(err, &r) || r.Reason != "egress-setup" || r.Hint == ""):
+				t.Errorf("%v", err)
+			case p.EgressRenderer != c.want:
+				t.Errorf("%s, want %s", p.EgressRenderer, c.want)
+			}
+		})
+	}
+}
+
 // TestNoSecretInPlan: values the caller gave are in none of a plan's forms.
 func TestNoSecretInPlan(t *testing.T) {
 	const marker = "s3cr3t-marker"

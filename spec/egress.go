@@ -16,6 +16,7 @@ func (c *compiler) egress() error {
 			c.plan.EgressWay = way(c.host)
 			rules := netpolicy.SandboxRules(c.host.Machine.IPv6).Iptables()
 			c.plan.EgressRules = strings.Split(strings.TrimSuffix(rules, "\n"), "\n")
+			return c.renderer()
 		}
 		return nil
 	}
@@ -83,7 +84,7 @@ func (p Plan) egressText(line func(name, format string, args ...any)) {
 		line("network", "%s: no interface but loopback", e.Mode)
 		return
 	}
-	line("network", "%s: no interface but loopback; names and TCP go to agentshim, all else is refused; way in: %s", e.Mode, p.EgressWay)
+	line("network", "%s: no interface but loopback; names and TCP go to agentshim, all else is refused; way in: %s, %s", e.Mode, p.EgressWay, p.EgressRenderer)
 	for _, r := range e.Allow {
 		line("allow", "%s", ruleText(r))
 	}

@@ -13,7 +13,7 @@ const (
 	HelperPath   = "/.agentshim-netns"
 	HelperSocket = HelperPath + ".sock"
 	// HelperArg is its first argument: the hand-over's version.
-	HelperArg = "netns/2"
+	HelperArg = "netns/3"
 	// LabelHelper marks its container, which carries LabelRun too.
 	LabelHelper = "agentshim.helper"
 )

@@ -78,6 +78,8 @@ type Plan struct {
 	Egress        netpolicy.Policy  `json:"egress"`
 	// EgressWay is how the packet rules get into the sandbox, empty where there are none.
 	EgressWay string `json:"egressWay,omitempty"`
+	// EgressRenderer is what puts them in: nftables or iptables.
+	EgressRenderer string `json:"egressRenderer,omitempty"`
 	// EgressRules are the packet rules of the sandbox's network namespace, as lines of
 	// iptables-save; none where the mode has no way out.
 	EgressRules []string `json:"egressRules,omitempty"`

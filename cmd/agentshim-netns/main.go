@@ -14,6 +14,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"runtime"
 
 	"golang.org/x/sys/unix"
@@ -22,7 +23,7 @@ import (
 )
 
 // arg is the hand-over's version.
-const arg = "netns/2"
+const arg = "netns/3"
 
 // A network namespace is a thread's: main stays on the one it starts on.
 func init() { runtime.LockOSThread() }
@@ -43,6 +44,9 @@ func fail(err error) {
 
 // run hands over what was opened, or the error, which is returned too.
 func run(socket string) error {
+	if err := setEnvironment(filepath.Dir(socket)); err != nil {
+		return err
+	}
 	conn, err := netpolicy.Dial(socket)
 	if err != nil {
 		return err
@@ -56,6 +60,18 @@ func run(socket string) error {
 	return errors.Join(failed, netpolicy.Send(conn, sockets, report, failed))
 }
 
+// setEnvironment is what iptables runs with. The lock of its legacy back end is a file of
+// the run's own: the one that all programs share only root may open, any of them may hold,
+// and nobody else programs this namespace.
+func setEnvironment(folder string) error {
+	os.Clearenv()
+	return errors.Join(
+		os.Setenv("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"),
+		os.Setenv("LC_ALL", "C"),
+		os.Setenv("XTABLES_LOCKFILE", filepath.Join(folder, "xtables.lock")),
+	)
+}
+
 func open(o netpolicy.Order) (netpolicy.Sockets, netpolicy.Report, error) {
 	var err error
 	if o.PID != 0 {
@@ -67,7 +83,7 @@ func open(o netpolicy.Order) (netpolicy.Sockets, netpolicy.Report, error) {
 	if err != nil {
 		return nil, netpolicy.Report{}, err
 	}
-	return netpolicy.Apply()
+	return netpolicy.Apply(o.Setup)
 }
 
 // enter moves this thread into the network namespace of a process, which must be the

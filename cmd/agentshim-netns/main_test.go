@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -27,7 +28,24 @@ func TestMain(m *testing.M) {
 		main()
 		return
 	}
-	os.Exit(m.Run())
+	os.Exit(testMain(m))
+}
+
+// helper is a copy of this program that every user can run.
+var helper string
+
+func testMain(m *testing.M) int {
+	folder, err := os.MkdirTemp("", "agentshim-netns-")
+	if err != nil {
+		panic(err)
+	}
+	defer os.RemoveAll(folder)
+	helper = filepath.Join(folder, "helper")
+	self, err := os.ReadFile("/proc/self/exe")
+	if err := errors.Join(err, os.WriteFile(helper, self, 0o755), os.Chmod(folder, 0o755)); err != nil {
+		panic(err)
+	}
+	return m.Run()
 }
 
 func needRoot(t *testing.T) {
@@ -50,9 +68,15 @@ type sandbox struct {
 
 func newSandbox(t *testing.T) sandbox {
 	t.Helper()
+	return newSandboxAs(t, &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNET})
+}
+
+func newSandboxAs(t *testing.T, as *syscall.SysProcAttr, prefix ...string) sandbox {
+	t.Helper()
 	needRoot(t)
-	cmd := exec.Command("sleep", "100")
-	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNET}
+	argv := append(prefix, "sleep", "100")
+	cmd := exec.Command(argv[0], argv[1:]...)
+	cmd.SysProcAttr = as
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
@@ -61,6 +85,13 @@ func newSandbox(t *testing.T) sandbox {
 		_ = cmd.Wait()
 	})
 	s := sandbox{pid: cmd.Process.Pid}
+	own, err := os.Readlink("/proc/self/ns/net")
+	for made := own; made == own && err == nil; time.Sleep(time.Millisecond) {
+		made, err = os.Readlink(fmt.Sprintf("/proc/%d/ns/net", s.pid))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
 	s.in(t, func() (err error) {
 		if s.netns, err = netpolicy.ThreadNetns(); err != nil {
 			return err
@@ -135,11 +166,7 @@ type helped struct {
 func help(t *testing.T, cookie uint64, order netpolicy.Order, prefix ...string) (h helped) {
 	t.Helper()
 	socket, l := listen(t)
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
-	argv := append(prefix, self, arg, socket)
+	argv := append(prefix, helper, arg, socket)
 	cmd := exec.Command(argv[0], argv[1:]...)
 	cmd.Env = []string{"GODEBUG=netdns=1", "GOMAXPROCS=1", "PATH=" + os.Getenv("PATH")}
 	var said bytes.Buffer
@@ -168,9 +195,23 @@ func help(t *testing.T, cookie uint64, order netpolicy.Order, prefix ...string) 
 
 func (s sandbox) order() netpolicy.Order { return netpolicy.Order{Netns: s.netns, PID: s.pid} }
 
+// publicFolder is one that users other than the test's own may use, too.
+func publicFolder(t *testing.T) string {
+	t.Helper()
+	folder, err := os.MkdirTemp("", "agentshim-netns-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(folder) })
+	if err := os.Chmod(folder, 0o777); err != nil {
+		t.Fatal(err)
+	}
+	return folder
+}
+
 func listen(t *testing.T) (string, *net.UnixListener) {
 	t.Helper()
-	socket := filepath.Join(t.TempDir(), "s")
+	socket := filepath.Join(publicFolder(t), "s")
 	l, err := netpolicy.Listen(socket)
 	if err != nil {
 		t.Fatal(err)
@@ -304,6 +345,55 @@ func TestInside(t *testing.T) {
 		"--inh-caps", "-all,+net_admin", "--ambient-caps", "-all,+net_admin", "--no-new-privs", "--securebits", "+noroot")
 	if errors.Join(h.exit, h.err) != nil {
 		t.Fatalf("%+v", h)
+	}
+}
+
+// TestIptables: N11, every back end, as root and in a user namespace whose root is nobody
+// here; legacy has its lock in the socket's folder.
+func TestIptables(t *testing.T) {
+	needRoot(t)
+	for _, backend := range []string{"nft", "legacy"} {
+		// The helper's PATH is fixed, so one program stands in the other's place.
+		prefix := []string{
+			"unshare", "--mount", "sh", "-c", `mount --bind "$1" /usr/sbin/xtables-nft-multi && shift && exec "$@"`, "sh",
+			"/usr/sbin/xtables-" + backend + "-multi",
+		}
+		t.Run(backend, func(t *testing.T) {
+			s := newSandbox(t)
+			order := s.order()
+			order.Renderer = netpolicy.Iptables
+			checkIptables(t, backend, help(t, s.cookie, order, prefix...))
+			if text := s.packetRules(t); strings.Contains(text, "agentshim ") {
+				t.Errorf("nftables was used: %s", text)
+			}
+		})
+		t.Run(backend+" rootless", func(t *testing.T) {
+			s := newSandboxAs(t, &syscall.SysProcAttr{
+				Cloneflags: unix.CLONE_NEWUSER, Credential: &syscall.Credential{NoSetGroups: true},
+				UidMappings: []syscall.SysProcIDMap{{HostID: 65534, Size: 1}}, GidMappings: []syscall.SysProcIDMap{{HostID: 65534, Size: 1}},
+			}, "unshare", "--net") // a namespace's files are the root's that is mapped when it is made
+			inside := append(prefix[:len(prefix):len(prefix)],
+				"nsenter", "--target", strconv.Itoa(s.pid), "--user", "--net", "--setuid=0", "--setgid=0")
+			order := netpolicy.Order{Netns: s.netns, Setup: netpolicy.Setup{Renderer: netpolicy.Iptables}}
+			checkIptables(t, backend, help(t, s.cookie, order, inside...))
+		})
+	}
+	s := newSandbox(t)
+	order := s.order()
+	order.Renderer = "pf"
+	if h := help(t, s.cookie, order); h.exit == nil || !strings.Contains(h.report.Error, "pf") {
+		t.Errorf("another renderer: %+v", h)
+	}
+}
+
+func checkIptables(t *testing.T, backend string, h helped) {
+	t.Helper()
+	if err := errors.Join(h.exit, h.err); err != nil || h.report.Error != "" {
+		t.Fatalf("%v: %+v", err, h)
+	}
+	want := map[string]string{"nft": " nf_tables", "legacy": " legacy"}[backend]
+	if h.report.Rules != netpolicy.SandboxRules(true).Iptables() || !strings.HasSuffix(h.report.Renderer, want) || h.report.Others != "" {
+		t.Errorf("%+v", h.report)
 	}
 }
 

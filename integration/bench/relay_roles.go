@@ -268,7 +268,7 @@ func handOver(path string) error {
 		return err
 	}
 	defer conn.Close()
-	sockets, report, failed := netpolicy.Apply()
+	sockets, report, failed := netpolicy.Apply(netpolicy.Setup{})
 	return errors.Join(failed, netpolicy.Send(conn, sockets, report, failed))
 }
 
