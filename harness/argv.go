@@ -9,18 +9,24 @@ import (
 	"strings"
 )
 
-// Argv is the harness's argument vector: binary, prefixArgs, then the prompt
-// and the options in the order of promptPosition, the options sorted by name.
+// Argv is the harness's argument vector for one prompt: binary, the provider's
+// arguments, prefixArgs, then the prompt and the options in the order of
+// promptPosition, the options sorted by name, with the provider's that keep it from asking a person.
 // The prompt stands in it with promptMode arg and flag, promptPath with file;
 // stdin has neither. A value is always an argument of its own. A prompt that
 // starts with a dash is passed as it is: whether the harness takes it for a flag
 // is up to the harness, and promptMode stdin or file rule it out.
 func (c Command) Argv(prompt, promptPath string) []string {
-	argv := append([]string{c.Binary}, c.PrefixArgs...)
-	if c.PromptPosition == "after-flags" {
-		return slices.Concat(argv, c.optionArgs(), c.promptArgs(prompt, promptPath))
+	argv := []string{c.Binary}
+	if c.Provided != nil {
+		argv = append(argv, c.Provided.Headless.Args...)
 	}
-	return slices.Concat(argv, c.promptArgs(prompt, promptPath), c.optionArgs())
+	argv = append(argv, c.PrefixArgs...)
+	options := c.optionArgs(c.headlessOptions())
+	if c.PromptPosition == "after-flags" {
+		return slices.Concat(argv, options, c.promptArgs(prompt, promptPath))
+	}
+	return slices.Concat(argv, c.promptArgs(prompt, promptPath), options)
 }
 
 func (c Command) promptArgs(prompt, promptPath string) []string {
@@ -39,10 +45,10 @@ func (c Command) promptArgs(prompt, promptPath string) []string {
 	}
 }
 
-func (c Command) optionArgs() []string {
+func (c Command) optionArgs(options map[string]any) []string {
 	var args []string
-	for _, name := range slices.Sorted(maps.Keys(c.Options)) {
-		flag, value := c.flag(name), c.Options[name]
+	for _, name := range slices.Sorted(maps.Keys(options)) {
+		flag, value := c.flag(name), options[name]
 		if on, isBool := value.(bool); isBool {
 			if on {
 				args = append(args, flag)
@@ -56,10 +62,15 @@ func (c Command) optionArgs() []string {
 	return args
 }
 
-// flag is an option's flag: the one the file names, else made of its name.
+// flag is an option's flag: the one the file names, else the provider's, else made of its name.
 func (c Command) flag(name string) string {
 	if flag, ok := c.OptionFlags[name]; ok {
 		return flag
+	}
+	if c.Provided != nil {
+		if option, ok := c.Provided.Options[name]; ok {
+			return option.Flag
+		}
 	}
 	dashes := "--"
 	if c.FlagStyle == "single-dash" {

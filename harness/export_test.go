@@ -11,7 +11,7 @@ func FitsSchema(data []byte) (fits, decided bool) {
 	if !ok || len(p.list) > 0 {
 		return false, false
 	}
-	checkSchema(tree, false, p)
+	checkSchema(rootSchema(), tree, false, p)
 	for _, one := range p.list {
 		if strings.Contains(one.Message, "written plainly") {
 			return false, false

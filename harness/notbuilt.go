@@ -10,8 +10,7 @@ type missing struct {
 // missingFeatures lists the fields that are refused because nothing would act
 // on them. A feature that gets built loses its row.
 var missingFeatures = []missing{
-	given("$.harness.provider", "name the program with $.harness.binary", func(h *Harness) bool { return h.Harness.Provider != "" }),
-	given("$.harness.auth", `leave it out or write "none"`, func(h *Harness) bool { return h.Harness.Auth != "none" }),
+	given("$.harness.auth", "write none, account or api-key", func(h *Harness) bool { return h.Harness.Auth == "broker" }),
 	given("$.fallback", "", func(h *Harness) bool { return len(h.Fallback) > 0 }),
 	given("$.fallbackOn", "", func(h *Harness) bool { return len(h.FallbackOn) > 0 }),
 	given("$.caCertificates", "", func(h *Harness) bool { return len(h.CACertificates) > 0 }),

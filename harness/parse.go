@@ -7,6 +7,8 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 )
 
 // MaxFile is the largest harness file, in bytes.
@@ -20,6 +22,14 @@ type Overrides struct {
 	Workspace string
 	// PromptFile replaces prompt and promptFile.
 	PromptFile string
+	// Prompt replaces them, too; nil is none.
+	Prompt *string
+	// Args are options of the harness's and words of the prompt, in any order; what a word
+	// is tell their form and the options that there are. Words are words whatever their
+	// form. All words are joined by one space into the prompt.
+	Args, Words []string
+	// Providers are the user's own, beside Providers: see UserProviders.
+	Providers []Provider
 }
 
 // Load reads and parses a harness file; see Parse. Relative paths in it start
@@ -69,11 +79,13 @@ func Parse(data []byte, dir string, o Overrides) (Harness, error) {
 	if !ok {
 		return Harness{}, p.err()
 	}
-	tree = checkSchema(tree, o.Image != "", p)
-	h := decode(tree, p)
+	tree = checkSchema(rootSchema(), tree, o.Image != "", p)
+	h := decode[Harness](tree, p)
 	h.Dir = dir
 	c := checker{h: &h, problems: p, flags: map[string]string{}}
 	c.onlyOnePrompt()
+	c.provider(o.Providers)
+	c.spellOptions()
 	c.override(o)
 	h.setDefaults()
 	c.all()
@@ -83,20 +95,21 @@ func Parse(data []byte, dir string, o Overrides) (Harness, error) {
 	return h, nil
 }
 
-// decode fills a Harness from a tree that checkSchema has been through. Numbers
+// decode fills a T from a tree that checkSchema has been through. Numbers
 // of unknown use become json.Number, as written.
-func decode(tree any, p *problems) Harness {
+func decode[T any](tree any, p *problems) T {
+	var zero T
 	text, err := json.Marshal(tree)
 	if err == nil {
-		var h Harness
+		var value T
 		dec := json.NewDecoder(bytes.NewReader(text))
 		dec.UseNumber()
-		if err = dec.Decode(&h); err == nil {
-			return h
+		if err = dec.Decode(&value); err == nil {
+			return value
 		}
 	}
 	p.add("$", nil, "can't be decoded", "")
-	return Harness{}
+	return zero
 }
 
 // override applies the command line.
@@ -107,10 +120,7 @@ func (c *checker) override(o Overrides) {
 	if o.Image != "" {
 		c.h.Image, c.flags["$.image"] = o.Image, "--image"
 	}
-	if o.PromptFile != "" {
-		c.h.Prompt = nil
-		c.h.PromptFile, c.flags["$.promptFile"] = o.PromptFile, "--prompt-file"
-	}
+	c.overridePrompt(o)
 	if o.Workspace == "" {
 		return
 	}
@@ -121,6 +131,31 @@ func (c *checker) override(o Overrides) {
 		c.add("--workspace", nil, "the file says that there is no workspace", "change $.workspace.mode")
 	}
 	c.h.Workspace.Source, c.flags["$.workspace.source"] = o.Workspace, "--workspace"
+}
+
+// overridePrompt takes the prompt of the command line, of which there is at most one.
+func (c *checker) overridePrompt(o Overrides) {
+	var given []string
+	text := o.Prompt
+	if o.Prompt != nil {
+		given = append(given, "--prompt")
+	}
+	if words := slices.Concat(c.arguments(o.Args), o.Words); len(words) > 0 {
+		joined := strings.Join(words, " ")
+		text, given = &joined, append(given, "words")
+	}
+	if o.PromptFile != "" {
+		given = append(given, "--prompt-file")
+		c.h.Prompt = nil
+		c.h.PromptFile, c.flags["$.promptFile"] = o.PromptFile, "--prompt-file"
+	}
+	if len(given) > 1 {
+		c.add(given[0], nil, "given beside "+strings.Join(given[1:], " and "), "keep one prompt")
+	}
+	if text != nil {
+		c.h.Prompt, c.h.PromptFile = text, ""
+		c.flags["$.prompt"] = "the prompt of the command line"
+	}
 }
 
 // MarshalJSON gives the string form where only the host is set.

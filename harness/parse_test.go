@@ -260,7 +260,9 @@ func TestRefused(t *testing.T) {
 		{"option name", withHarness(`"options":{"--x":1}`), `$.harness.options["--x"]`},
 		{"NUL option", withHarness(`"options":{"x":["\u0000"]}`), "$.harness.options.x"},
 		{"option flag", withHarness(`"options":{"x":1},"optionFlags":{"x":"x"}`), "$.harness.optionFlags.x"},
-		{"flag of no option", withHarness(`"options":{"x":1},"optionFlags":{"y":"-y"}`), "$.harness.optionFlags.y"},
+		{"template in an option", withHarness(`"options":{"x":["a","${MODEL}"]}`), "$.harness.options.x"},
+		{"setting of the orchestrator", with(`"envFrom":["DAGU_API_TOKEN"]`), "$.envFrom[0]"},
+		{"auth without a provider", withHarness(`"auth":"account"`), "$.harness.auth"},
 		{"two prompts", with(`"prompt":"a","promptFile":"b"`), "$.promptFile"},
 		{"NUL prompt", with(`"prompt":"a\u0000"`), "$.prompt"},
 		{"prompt too long for argv", with(`"prompt":"` + strings.Repeat("x", 1<<17) + `"`), "$.prompt"},
@@ -401,7 +403,6 @@ func quoted(s string) string {
 
 func TestNotBuilt(t *testing.T) {
 	for _, tt := range []struct{ path, text string }{
-		{"$.harness.provider", `{"version":1,"image":"a","harness":{"provider":"claude"}}`},
 		{"$.harness.auth", withHarness(`"auth":"broker"`)},
 		{"$.fallback", with(`"fallback":[{"harness":{"binary":"x"}}]`)},
 		{"$.fallbackOn", with(`"fallbackOn":[75]`)},

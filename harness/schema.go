@@ -81,13 +81,18 @@ func decodeSchema(data []byte, target any) error {
 	return dec.Decode(target)
 }
 
-var rootSchema = sync.OnceValue(func() *node {
-	var root *node
-	if err := decodeSchema(schemaJSON, &root); err != nil {
-		panic(fmt.Sprintf("embedded schema.json: %v", err))
-	}
-	return root
-})
+var rootSchema = embeddedSchema("schema.json", &schemaJSON)
+
+// embeddedSchema decodes an embedded schema at its first use.
+func embeddedSchema(name string, text *[]byte) func() *node {
+	return sync.OnceValue(func() *node {
+		var root *node
+		if err := decodeSchema(*text, &root); err != nil {
+			panic(fmt.Sprintf("embedded %s: %v", name, err))
+		}
+		return root
+	})
+}
 
 // shapes checks values against the schema.
 type shapes struct {
@@ -99,8 +104,7 @@ type shapes struct {
 // checkSchema reports what in tree does not fit the schema, and returns the
 // tree without those values (null in lists), so that the rest can be decoded
 // and judged further.
-func checkSchema(tree any, imageGiven bool, p *problems) any {
-	root := rootSchema()
+func checkSchema(root *node, tree any, imageGiven bool, p *problems) any {
 	return shapes{root.Defs, imageGiven, p}.check("$", tree, root)
 }
 

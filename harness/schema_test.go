@@ -21,8 +21,27 @@ var update = flag.Bool("update", false, "rewrite schema.json and the goldens")
 
 const variablePattern = "^[A-Za-z_][A-Za-z0-9_]*$"
 
-// generate makes the JSON Schema from the Go types and their comments.
+// generate makes the harness file's JSON Schema from the Go types and their comments.
 func generate(t *testing.T) []byte {
+	t.Helper()
+	schema := reflectSchema(t, harness.Harness{})
+	schema.ID = "urn:agentshim:harness:1"
+	schema.Title = "agentshim harness file, version 1"
+	refine(schema)
+	return schemaText(t, schema)
+}
+
+// generateProvider makes that of provider files.
+func generateProvider(t *testing.T) []byte {
+	t.Helper()
+	schema := reflectSchema(t, harness.Provider{})
+	schema.ID = "urn:agentshim:provider:1"
+	schema.Title = "agentshim provider file, version 1"
+	refineProvider(schema)
+	return schemaText(t, schema)
+}
+
+func reflectSchema(t *testing.T, value any) *jsonschema.Schema {
 	t.Helper()
 	r := jsonschema.Reflector{Anonymous: true}
 	if err := r.AddGoComments("github.com/agentshim/agentshim/harness", "./", jsonschema.WithFullComment()); err != nil {
@@ -31,10 +50,11 @@ func generate(t *testing.T) []byte {
 	for name, text := range r.CommentMap {
 		r.CommentMap[name] = strings.Join(strings.Fields(text), " ")
 	}
-	schema := r.Reflect(harness.Harness{})
-	schema.ID = "urn:agentshim:harness:1"
-	schema.Title = "agentshim harness file, version 1"
-	refine(schema)
+	return r.Reflect(value)
+}
+
+func schemaText(t *testing.T, schema *jsonschema.Schema) []byte {
+	t.Helper()
 	text, err := json.MarshalIndent(schema, "", "  ")
 	if err != nil {
 		t.Fatal(err)
@@ -42,44 +62,77 @@ func generate(t *testing.T) []byte {
 	return append(text, '\n')
 }
 
-// refine adds what the Go types can't say.
-func refine(schema *jsonschema.Schema) {
-	property := func(def, name string) *jsonschema.Schema {
-		p, ok := schema.Definitions[def].Properties.Get(name)
-		if !ok {
-			panic(def + " has no " + name)
-		}
-		return p
+func property(schema *jsonschema.Schema, def, name string) *jsonschema.Schema {
+	p, ok := schema.Definitions[def].Properties.Get(name)
+	if !ok {
+		panic(def + " has no " + name)
 	}
-	text, one := &jsonschema.Schema{Type: "string"}, uint64(1)
-	scalar := []*jsonschema.Schema{text, {Type: "number"}}
-	property("Command", "options").AdditionalProperties = &jsonschema.Schema{AnyOf: append(scalar[:2:2],
+	return p
+}
+
+// optionValues are the values that an option may have.
+func optionValues() *jsonschema.Schema {
+	scalar := []*jsonschema.Schema{{Type: "string"}, {Type: "number"}}
+	return &jsonschema.Schema{AnyOf: append(scalar[:2:2],
 		&jsonschema.Schema{Type: "boolean"},
 		&jsonschema.Schema{Type: "array", Items: &jsonschema.Schema{AnyOf: scalar}})}
-	for _, env := range []*jsonschema.Schema{property("Harness", "env"), property("Command", "env")} {
+}
+
+// refine adds what the Go types can't say.
+func refine(schema *jsonschema.Schema) {
+	text, one := &jsonschema.Schema{Type: "string"}, uint64(1)
+	property(schema, "Command", "options").AdditionalProperties = optionValues()
+	for _, env := range []*jsonschema.Schema{property(schema, "Harness", "env"), property(schema, "Command", "env")} {
 		env.PropertyNames = &jsonschema.Schema{Pattern: variablePattern}
 	}
 	object := *schema.Definitions["Allow"]
 	object.Description = ""
 	schema.Definitions["Allow"] = &jsonschema.Schema{
 		Description: schema.Definitions["Allow"].Description,
-		AnyOf:       []*jsonschema.Schema{{Type: "string", MinLength: &one}, &object},
+		AnyOf:       []*jsonschema.Schema{{MinLength: &one, Type: text.Type}, &object},
 	}
 }
 
+func refineProvider(schema *jsonschema.Schema) {
+	property(schema, "Provider", "unattended").AdditionalProperties = optionValues()
+	for _, env := range []*jsonschema.Schema{property(schema, "Provider", "env"), property(schema, "Credentials", "set")} {
+		env.PropertyNames = &jsonschema.Schema{Pattern: variablePattern}
+	}
+	member := &jsonschema.Schema{Ref: "#/$defs/Any"}
+	property(schema, "Seed", "json").AdditionalProperties = member
+	schema.Definitions["Any"] = &jsonschema.Schema{AnyOf: []*jsonschema.Schema{
+		{Type: "string"},
+		{Type: "number"},
+		{Type: "boolean"},
+		{Type: "array", Items: member},
+		{Type: "object", AdditionalProperties: member},
+	}}
+}
+
 func TestSchemaIsFresh(t *testing.T) {
-	want := generate(t)
-	if *update {
-		if err := os.WriteFile("schema.json", want, 0o644); err != nil {
-			t.Fatal(err)
-		}
-		return
-	}
-	if diff := cmp.Diff(string(want), string(harness.Schema())); diff != "" {
-		t.Errorf("schema.json is stale, run go generate (-generated +checked in):\n%s", diff)
-	}
-	if again := generate(t); !bytes.Equal(want, again) {
-		t.Error("two generations differ")
+	for _, tt := range []struct {
+		file     string
+		generate func(*testing.T) []byte
+		schema   func() []byte
+	}{
+		{"schema.json", generate, harness.Schema},
+		{"provider.schema.json", generateProvider, harness.ProviderSchema},
+	} {
+		t.Run(tt.file, func(t *testing.T) {
+			want := tt.generate(t)
+			if *update {
+				if err := os.WriteFile(tt.file, want, 0o644); err != nil {
+					t.Fatal(err)
+				}
+				return
+			}
+			if diff := cmp.Diff(string(want), string(tt.schema())); diff != "" {
+				t.Errorf("stale, run go generate (-generated +checked in):\n%s", diff)
+			}
+			if again := tt.generate(t); !bytes.Equal(want, again) {
+				t.Error("two generations differ")
+			}
+		})
 	}
 }
 

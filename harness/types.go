@@ -94,7 +94,7 @@ type Harness struct {
 
 // Command says which program runs and how it takes its prompt and options.
 type Command struct {
-	// Provider is a catalogue name; otherwise Binary names the program.
+	// Provider names an agent CLI that agentshim knows; otherwise Binary names the program.
 	Provider string `json:"provider,omitempty" jsonschema:"minLength=1"`
 	// Binary is an absolute path in the container or a name looked up in PATH.
 	Binary string `json:"binary,omitempty" jsonschema:"minLength=1"`
@@ -112,12 +112,19 @@ type Command struct {
 	// (held as json.Number, so it is passed as written), a boolean, or a list of
 	// strings and numbers.
 	Options map[string]any `json:"options,omitempty"`
-	// OptionFlags maps an option's name to its flag.
+	// OptionFlags maps an option's name to its flag. It also names options that only the
+	// command line gives.
 	OptionFlags map[string]string `json:"optionFlags,omitempty"`
 	// Auth is none, account, api-key or broker, as the provider defines them.
 	Auth string `json:"auth,omitempty" jsonschema:"enum=none,enum=account,enum=api-key,enum=broker,default=none"`
 	// Env is set for the harness, after everything else.
 	Env map[string]string `json:"env,omitempty"`
+
+	// Provided is the provider that Provider names; set by Parse, nil without one. What
+	// the file does not say is filled in from it.
+	Provided *Provider `json:"-"`
+	// AuthEnv are the caller's variables that Auth stands for; set by Parse.
+	AuthEnv []string `json:"-"`
 }
 
 // Fallback is one further image and harness.
@@ -194,6 +201,12 @@ type HomeFile struct {
 	Target string `json:"target" jsonschema:"minLength=1"`
 	// WriteBack copies it back at the end.
 	WriteBack bool `json:"writeBack,omitempty"`
+
+	// Auth is the form of harness.auth that a file is added by; set by Parse, with what
+	// follows. Members are the members of the JSON object in the source that are
+	// taken; none are all, and then any file does.
+	Auth    string   `json:"-"`
+	Members []string `json:"-"`
 }
 
 // Egress is the network policy.

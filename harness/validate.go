@@ -37,6 +37,7 @@ func (c *checker) all() {
 	c.workspace()
 	c.mountList()
 	c.homeFiles()
+	c.seeds()
 	c.workingDir()
 	c.environment()
 	c.deviceList()
@@ -135,61 +136,51 @@ func (c *checker) command() {
 	for i, arg := range cmd.PrefixArgs {
 		c.argument(element("$.harness.prefixArgs", i), arg)
 	}
-	c.promptFlag()
-	for _, name := range slices.Sorted(maps.Keys(cmd.Options)) {
-		at := member("$.harness.options", name)
-		if !optionForm.MatchString(name) {
-			c.fault(at, nil, "not an option name", "write it without dashes in front")
-		}
-		for _, text := range optionTexts(cmd.Options[name]) {
-			c.argument(at, text)
-		}
+	if !c.covers("$.harness.promptMode") {
+		c.promptFlag("$.harness.", cmd.PromptMode, cmd.PromptFlag)
 	}
-	for _, name := range slices.Sorted(maps.Keys(cmd.OptionFlags)) {
-		at := member("$.harness.optionFlags", name)
-		if _, used := cmd.Options[name]; !used && !c.covers("$.harness.options") {
-			c.fault(at, nil, "names an option that is not given", c.didYouMean(name, slices.Sorted(maps.Keys(cmd.Options))))
-		}
-		if flag := cmd.OptionFlags[name]; !flagForm.MatchString(flag) {
-			c.fault(at, flag, "not a flag", `write it as "--name" or "-n"`)
-		}
-	}
+	c.optionList()
 }
 
 func (c *checker) binary() {
 	cmd := &c.h.Harness
 	const at = "$.harness.binary"
 	switch {
-	case cmd.Provider != "" && cmd.Binary != "":
+	case cmd.Provided != nil && cmd.Binary != cmd.Provided.Binary:
 		c.fault(at, cmd.Binary, "given beside $.harness.provider", "keep one of them")
 	case cmd.Provider == "" && cmd.Binary == "":
 		if !c.covers("$.harness.provider") {
 			c.fault(at, nil, "needed and not given", `write a name looked up in PATH, or an absolute path in the container`)
 		}
-	case strings.HasPrefix(cmd.Binary, "-") || pathFault(cmd.Binary) != "" || strings.HasPrefix(cmd.Binary, "~"):
-		c.fault(at, cmd.Binary, "not a program's name or path", "")
-	case strings.Contains(cmd.Binary, "/") && !path.IsAbs(cmd.Binary):
-		c.fault(at, cmd.Binary, "must be a plain name or an absolute path in the container", "")
+	default:
+		c.program(at, cmd.Binary)
 	}
 }
 
-func (c *checker) promptFlag() {
-	cmd := &c.h.Harness
-	const at = "$.harness.promptFlag"
-	if cmd.PromptFlag != "" && !flagForm.MatchString(cmd.PromptFlag) {
-		c.fault(at, cmd.PromptFlag, "not a flag", `write it as "--name" or "-n"`)
+// program judges the name of a program in the container.
+func (c *checker) program(at, binary string) {
+	switch {
+	case strings.HasPrefix(binary, "-") || pathFault(binary) != "" || strings.HasPrefix(binary, "~"):
+		c.fault(at, binary, "not a program's name or path", "")
+	case strings.Contains(binary, "/") && !path.IsAbs(binary):
+		c.fault(at, binary, "must be a plain name or an absolute path in the container", "")
 	}
-	if c.covers("$.harness.promptMode") {
-		return
+}
+
+// promptFlag judges how the prompt is handed over, below the path where it is written.
+func (c *checker) promptFlag(below, mode, flag string) {
+	at := below + "promptFlag"
+	if flag != "" && !flagForm.MatchString(flag) {
+		c.fault(at, flag, "not a flag", `write it as "--name" or "-n"`)
 	}
-	switch cmd.PromptMode {
+	switch mode {
 	case "flag":
-		if cmd.PromptFlag == "" {
+		if flag == "" {
 			c.fault(at, nil, "needed with promptMode flag", "")
 		}
 	case "arg", "stdin":
-		if cmd.PromptFlag != "" {
-			c.fault(at, cmd.PromptFlag, "has no effect with promptMode "+cmd.PromptMode, "remove it, or set promptMode to flag or file")
+		if flag != "" {
+			c.fault(at, flag, "has no effect with promptMode "+mode, "remove it, or set promptMode to flag or file")
 		}
 	}
 }
@@ -417,12 +408,20 @@ func variableFault(name string) string {
 	}
 }
 
+// callerVariableFault is what is wrong with a variable that is to be taken from the caller.
+func callerVariableFault(name string) string {
+	if strings.HasPrefix(name, "DAGU_") {
+		return "a setting of the orchestrator's own service, which is no agent's to know"
+	}
+	return variableFault(name)
+}
+
 func (c *checker) environment() {
 	c.variables("$.env", c.h.Env)
 	c.variables("$.harness.env", c.h.Harness.Env)
 	for i, name := range c.h.EnvFrom {
 		at := element("$.envFrom", i)
-		if message := variableFault(name); message != "" && !c.covers(at) {
+		if message := callerVariableFault(name); message != "" && !c.covers(at) {
 			c.fault(at, name, message, "")
 		}
 	}

@@ -43,6 +43,7 @@ const (
 	ReasonGit               Reason = "git"
 	ReasonPolicy            Reason = "policy"
 	ReasonEnvMissing        Reason = "env-missing"
+	ReasonCredentials       Reason = "credentials"
 	ReasonPrompt            Reason = "prompt"
 	ReasonState             Reason = "state"
 	ReasonInitMissing       Reason = "init-missing"
@@ -90,6 +91,7 @@ func Reasons() []ReasonInfo {
 		{ReasonGit, false, "The workspace's repository can't be given to the agent as asked, or its commits can't be taken back."},
 		{ReasonPolicy, false, "The network or system call policy is not valid or is denied."},
 		{ReasonEnvMissing, false, "A variable or file that the environment is made of is not there."},
+		{ReasonCredentials, false, "A file or variable that harness.auth stands for is not there, or has not what is needed."},
 		{ReasonPrompt, false, "The prompt is missing, too long or not readable."},
 		{ReasonState, false, "agentshim's own state or runtime folder can't be used."},
 		{ReasonInitMissing, false, "The program that runs inside the container is missing or altered."},

@@ -32,14 +32,13 @@ type homeFile struct {
 	content []byte
 	// host is what the agent's version replaces in the end; nil without writeBack.
 	host *hostFile
+	// members are those of the JSON object on the host that content has; none are all.
+	members []string
 }
 
 // readValues reads what a plan leaves out, beyond the envFiles.
 func (p *prepared) readValues() error {
-	if err := errors.Join(p.readCallerEnv(), p.readPrompt()); err != nil {
-		return err
-	}
-	return p.readHomeFiles()
+	return errors.Join(p.readCallerEnv(), p.readHomeFiles(), p.readPrompt())
 }
 
 func (p *prepared) readHomeFiles() error {
@@ -49,7 +48,13 @@ func (p *prepared) readHomeFiles() error {
 			read, hint = p.readBackFile, "writeBack needs a file of yours of at most 1 MiB, in a folder that you may write; leave it out to copy the file in only"
 		}
 		file, err := read(f.Source)
-		if err != nil {
+		if err == nil {
+			err = file.keepMembers(f.Members)
+		}
+		switch {
+		case err != nil && f.Auth != "":
+			return p.credentialError(fmt.Sprintf("credential %q", f.Source), err)
+		case err != nil:
 			return &Error{Reason: ReasonMount, Msg: fmt.Sprintf("home file %q", f.Source), Err: err, Hint: hint}
 		}
 		file.target = wire.HomeDir + "/" + f.Target
@@ -129,10 +134,17 @@ func readAll(r io.Reader, limit int64) ([]byte, error) {
 	return b, err
 }
 
-// readCallerEnv reads the variables of envFrom.
+// readCallerEnv reads the variables of envFrom and of harness.auth.
 func (p *prepared) readCallerEnv() error {
 	var errs []error
 	p.values.Caller = map[string]string{}
+	for _, name := range p.job.Harness.Harness.AuthEnv {
+		v := p.job.getenv(name)
+		if v == "" {
+			errs = append(errs, p.credentialError(fmt.Sprintf("variable %q is not set", name), nil))
+		}
+		p.values.Caller[name] = v
+	}
 	for _, name := range p.job.Harness.EnvFrom {
 		v, ok := p.job.LookupEnv(name)
 		if !ok {
@@ -180,7 +192,7 @@ func (p *prepared) envFile(file string) (map[string]string, error) {
 // promptFile, standard input to its end.
 func (p *prepared) readPrompt() error {
 	j, h := p.job, p.job.Harness
-	if len(j.Command) > 0 {
+	if len(j.Command) > 0 || j.interactive() {
 		return nil
 	}
 	switch {
@@ -195,7 +207,7 @@ func (p *prepared) readPrompt() error {
 		}
 		p.values.Prompt = string(b)
 	case j.StdinTerminal:
-		return &Error{Reason: ReasonPrompt, Msg: "no prompt given", Hint: "put it behind --, into the harness file, or on standard input"}
+		return &Error{Reason: ReasonPrompt, Msg: "no prompt given", Hint: hintPrompt}
 	default:
 		b, err := readAll(j.Stdin, maxPrompt)
 		if err != nil {
@@ -203,7 +215,20 @@ func (p *prepared) readPrompt() error {
 		}
 		p.values.Prompt, p.stdin = string(b), strings.NewReader("")
 	}
+	if p.values.Prompt == "" && h.Harness.Provided != nil {
+		return &Error{Reason: ReasonPrompt, Msg: "the prompt is empty", Hint: hintPrompt}
+	}
 	return p.placePrompt(h.Harness.PromptMode)
+}
+
+const hintPrompt = "put it behind --, into the harness file, or on standard input"
+
+// interactive says that a person at a terminal gets the provider's own form: there is no
+// prompt anywhere.
+func (j Job) interactive() bool {
+	h := j.Harness
+	given := len(j.Command) > 0 || len(j.Words) > 0 || h.Prompt != nil || h.PromptFile != ""
+	return !given && j.Terminal != nil && h.Terminal != "never" && h.Harness.HasInteractive()
 }
 
 func (p *prepared) readPromptFile(name string) ([]byte, error) {

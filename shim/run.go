@@ -18,6 +18,7 @@ import (
 	"github.com/agentshim/agentshim/harness"
 	"github.com/agentshim/agentshim/mounts"
 	"github.com/agentshim/agentshim/seccomp"
+	"github.com/agentshim/agentshim/shim/wire"
 	"github.com/agentshim/agentshim/spec"
 )
 
@@ -157,8 +158,11 @@ func (p *prepared) decide(ctx context.Context, withValues bool) error {
 	}
 	ph.done("inputs")
 	p.plan, err = spec.Compile(p.job.Harness, p.host, spec.Options{
-		Command: p.job.Command, EnvFiles: names, Terminal: p.job.terminalEnv(),
+		Command: p.job.Command, Interactive: p.job.interactive(), EnvFiles: names, Terminal: p.job.terminalEnv(),
 	})
+	for _, s := range p.plan.Seeds {
+		p.files = append(p.files, homeFile{target: wire.HomeDir + "/" + s.Target, content: []byte(s.Content)})
+	}
 	ph.done("plan")
 	return asError(err)
 }
@@ -196,7 +200,7 @@ func (p *prepared) probeMounts() error {
 	var err error
 	paths := mounts.ProbePaths{
 		Home: homeFolder(p.job.getenv), UID: p.host.Caller.UID, GID: p.host.Caller.GID, Groups: p.host.Caller.Groups,
-		Protected:    slices.Concat([]string{p.folders.state, p.folders.runtime}, p.host.Engine.Dirs, engineStores(homeFolder(p.job.getenv))),
+		Protected:    slices.Concat([]string{p.folders.state, p.folders.runtime}, p.configFolder(), p.host.Engine.Dirs, engineStores(homeFolder(p.job.getenv))),
 		KnownSockets: p.knownSockets(),
 	}
 	p.host.Mounts, err = mounts.Probe(p.job.Harness, paths)
@@ -207,6 +211,19 @@ func (p *prepared) probeMounts() error {
 		return err
 	}
 	return p.probeGuards()
+}
+
+// configFolder is where the user's own providers are: an agent that could write there would
+// write what later runs are given.
+func (p *prepared) configFolder() []string {
+	config := p.job.getenv("XDG_CONFIG_HOME")
+	if home := homeFolder(p.job.getenv); !filepath.IsAbs(config) && filepath.IsAbs(home) {
+		config = filepath.Join(home, ".config")
+	}
+	if !filepath.IsAbs(config) {
+		return nil
+	}
+	return []string{filepath.Dir(harness.ProviderDir(config))}
 }
 
 // engineStores are the data folders of every engine at their default places: those

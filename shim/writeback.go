@@ -36,6 +36,8 @@ type hostFile struct {
 	source, path string
 	dev          uint64
 	node         treeNode
+	// whole is all of it, where only some of its members were delivered.
+	whole []byte
 }
 
 // readBackFile reads a file that may be replaced in the end. What could not be done then
@@ -247,7 +249,16 @@ func writeBackOne(f homeFile, got back) WriteBack {
 		w.Detail = "the agent's is empty"
 		return w
 	}
-	switch err := f.host.replace(f.content, got.content); {
+	old, content, err := f.merged(got.content)
+	switch {
+	case err != nil:
+		w.Detail = "the agent's: " + printable(err.Error())
+		return w
+	case bytes.Equal(old, content):
+		w.Outcome = BackUnchanged
+		return w
+	}
+	switch err := f.host.replace(old, content); {
 	case errors.Is(err, ErrApplyRace):
 		w.Detail = "it changed on the host during the run, and the agent's version is dropped"
 	case err != nil:

@@ -18,6 +18,8 @@ import (
 type Options struct {
 	// Command is an argv that runs instead of the harness.
 	Command []string
+	// Interactive starts the provider's form for a person at a terminal.
+	Interactive bool
 	// EnvFiles holds the variable names of each of the file's envFiles, in order.
 	EnvFiles [][]string
 	// Terminal holds those of TerminalEnv that the caller has set, where its standard
@@ -258,7 +260,7 @@ func (c *compiler) mounts() error {
 		c.gap("bind-noexec", true, "Docker can't mount %s noexec: programs in it can run", t)
 	}
 	for _, f := range c.h.Home.Files {
-		c.plan.HomeFiles = append(c.plan.HomeFiles, HomeFile{Source: f.Source, Target: f.Target, WriteBack: f.WriteBack})
+		c.plan.HomeFiles = append(c.plan.HomeFiles, HomeFile{Source: f.Source, Target: f.Target, WriteBack: f.WriteBack, Auth: f.Auth, Members: f.Members})
 	}
 	return nil
 }
@@ -413,18 +415,33 @@ func (c *compiler) fileNotes() {
 	for _, cache := range c.plan.Caches {
 		c.widen("cache:"+cache.Target, false, "what the agent leaves in cache %q outlasts the run, and later runs of this project and image start with it", cacheLabel(cache.ID))
 	}
-	for _, name := range c.h.EnvFrom {
+	for _, name := range c.callerEnv() {
 		c.widen("env:"+name, false, "the agent sees the caller's variable %s", name)
 	}
 	for _, f := range c.plan.HomeFiles {
-		c.widen("home-file:"+f.Target, false, "the agent gets a copy of %s", f.Source)
+		c.widen("home-file:"+f.Target, false, "the agent gets a copy of %s", f.what())
 		if f.WriteBack {
-			c.widen("write-back:"+f.Target, false, "the agent decides what %s on the host holds after the run", f.Source)
+			c.widen("write-back:"+f.Target, false, "the agent decides what %s on the host holds after the run", f.what())
 		}
 	}
 	if m := c.plan.Process.PromptMode; m == "arg" || m == "flag" {
 		c.widen("prompt-in-argv", false, "the prompt stands in the agent's own argv, which ps on the host shows; promptMode stdin and file do not")
 	}
+}
+
+// callerEnv names the caller's variables that the agent sees, sorted.
+func (c *compiler) callerEnv() []string {
+	names := slices.Concat(c.h.EnvFrom, c.h.Harness.AuthEnv)
+	slices.Sort(names)
+	return slices.Compact(names)
+}
+
+// what is the host's file, or the part of it that is taken.
+func (f HomeFile) what() string {
+	if len(f.Members) == 0 {
+		return f.Source
+	}
+	return fmt.Sprintf("%s (%s)", f.Source, strings.Join(f.Members, ", "))
 }
 
 // shownPath is a host's path as it is where all of it prints, else as a Go string in quotes:

@@ -206,6 +206,9 @@ func (p Plan) Text() string {
 	line("image", "%s (%s)", p.Image.Ref, p.Image.ID)
 	line("agent", "uid %d, gid %d%s, from %s; capabilities: %s; no new privileges", p.Identity.UID, p.Identity.GID, p.groupText(), p.Identity.From, p.capText())
 	line("program", "%s", quoted(p.Process.Args))
+	if p.Process.Provider != "" {
+		line("provider", "%s", p.providerText())
+	}
 	line("folder", "%s", p.Process.Cwd)
 	line("variables", "%s", p.envText())
 	p.egressText(line)
@@ -265,6 +268,29 @@ func (p Plan) capText() string {
 		return "none"
 	}
 	return strings.Join(p.Capabilities, ", ")
+}
+
+// providerText names everything that the provider puts into the sandbox but variables.
+func (p Plan) providerText() string {
+	text := p.Process.Provider + "; auth " + p.Process.Auth
+	for _, e := range p.Process.Env {
+		if e.From == fromAuth {
+			text += ", variable " + e.Name
+		}
+	}
+	for _, f := range p.HomeFiles {
+		if f.Auth != "" {
+			text += fmt.Sprintf(", %s as ~/%s", f.what(), f.Target)
+		}
+	}
+	if len(p.Seeds) > 0 {
+		names := make([]string, len(p.Seeds))
+		for i, s := range p.Seeds {
+			names[i] = "~/" + s.Target
+		}
+		text += "; writes " + strings.Join(names, ", ")
+	}
+	return text
 }
 
 func (p Plan) envText() string {

@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"path"
+	"slices"
 
 	"github.com/agentshim/agentshim/mounts"
 	"github.com/agentshim/agentshim/netpolicy"
@@ -65,6 +66,8 @@ type Plan struct {
 	Etc []EtcFile `json:"etc"`
 	// HomeFiles are the targets copied into the home, relative to it.
 	HomeFiles []HomeFile `json:"homeFiles,omitempty"`
+	// Seeds are files that the provider has in the home; a file of HomeFiles goes before one.
+	Seeds []SeedFile `json:"seeds,omitempty"`
 	// Capabilities are the capabilities of every set; normally none.
 	Capabilities   []string `json:"capabilities"`
 	ReadOnlyRootfs bool     `json:"readOnlyRootfs"`
@@ -114,7 +117,11 @@ type Process struct {
 	Args []string `json:"args"`
 	Env  []EnvVar `json:"env"`
 	Cwd  string   `json:"cwd"`
-	// PromptMode is arg, flag, stdin or file, or command when the caller gave the argv.
+	// Provider is the provider's name, Auth the form of its credentials; empty without one.
+	Provider string `json:"provider,omitempty"`
+	Auth     string `json:"auth,omitempty"`
+	// PromptMode is arg, flag, stdin or file, command when the caller gave the argv, or
+	// interactive when a person at a terminal gets the provider's own form.
 	PromptMode string `json:"promptMode"`
 	// RuntimeDir is XDG_RUNTIME_DIR.
 	RuntimeDir string `json:"runtimeDir"`
@@ -125,15 +132,15 @@ type Process struct {
 // EnvVar is one variable of the harness.
 type EnvVar struct {
 	Name string `json:"name"`
-	// From is default, image, agentshim, terminal, envFile, envFrom, env or harness.
+	// From is default, image, agentshim, terminal, provider, auth, envFile, envFrom, env or harness.
 	From string `json:"from"`
-	// Value is set for default, image, agentshim and terminal only.
+	// Value is set for default, image, agentshim, terminal and provider only.
 	Value string `json:"value,omitempty"`
 }
 
 // Secret reports whether the value is the caller's and left out of the plan.
 func (v EnvVar) Secret() bool {
-	return v.From != fromDefault && v.From != fromImage && v.From != fromShim && v.From != fromTerminal
+	return !slices.Contains([]string{fromDefault, fromImage, fromShim, fromTerminal, fromProvider}, v.From)
 }
 
 // EtcFile is one generated file.
@@ -149,6 +156,16 @@ type HomeFile struct {
 	Target string `json:"target"`
 	// WriteBack replaces the source with what the agent left, when it ends.
 	WriteBack bool `json:"writeBack,omitempty"`
+	// Auth is the form of credentials that it is part of, empty for a file of home.files.
+	Auth string `json:"auth,omitempty"`
+	// Members are the members of its JSON object that are taken; none are all.
+	Members []string `json:"members,omitempty"`
+}
+
+// SeedFile is one file of the provider's in the home. It holds no secret.
+type SeedFile struct {
+	Target  string `json:"target"`
+	Content string `json:"content"`
 }
 
 // Limits are the container's bounds. Memory counts swap; 0 means that the limit

@@ -16,7 +16,9 @@ const (
 	fromImage    = "image"
 	fromShim     = "agentshim"
 	fromTerminal = "terminal"
+	fromProvider = "provider"
 	fromEnvFile  = "envFile"
+	fromAuth     = "auth"
 	fromCaller   = "envFrom"
 	fromEnv      = "env"
 	fromHarness  = "harness"
@@ -33,18 +35,42 @@ func (c *compiler) process() error {
 		Env: c.env(), Cwd: c.cwd(), PromptMode: c.promptMode(), Terminal: c.terminal(),
 		RuntimeDir: fmt.Sprintf("/run/user/%d", c.plan.Identity.UID),
 	}
-	if len(c.o.Command) > 0 {
+	switch p.PromptMode {
+	case modeCommand:
 		p.Args = slices.Clone(c.o.Command)
-	} else {
+	case modeInteractive:
+		p.Args = c.h.Harness.InteractiveArgv()
+	default:
 		p.Args = c.h.Harness.Argv(PromptPlaceholder, PromptPath)
 	}
+	c.provided(&p)
 	c.plan.Process = p
 	return nil
 }
 
+// provided says which provider the process is, and what that writes into the home.
+func (c *compiler) provided(p *Process) {
+	if c.h.Harness.Provided == nil {
+		return
+	}
+	p.Provider, p.Auth = c.h.Harness.Provider, c.h.Harness.Auth
+	for _, s := range c.h.Seeds() {
+		c.plan.Seeds = append(c.plan.Seeds, SeedFile{Target: s.Target, Content: s.Content(p.Cwd)})
+	}
+}
+
+// Values of Process.PromptMode where there is no prompt.
+const (
+	modeCommand     = "command"
+	modeInteractive = "interactive"
+)
+
 func (c *compiler) promptMode() string {
-	if len(c.o.Command) > 0 {
-		return "command"
+	switch {
+	case len(c.o.Command) > 0:
+		return modeCommand
+	case c.o.Interactive:
+		return modeInteractive
 	}
 	return c.h.Harness.PromptMode
 }
@@ -93,6 +119,12 @@ func (c *compiler) env() []EnvVar {
 				set(fromTerminal, name, value)
 			}
 		}
+	}
+	for name, value := range c.h.Harness.ProviderEnv() {
+		set(fromProvider, name, value)
+	}
+	for _, name := range c.h.Harness.AuthEnv {
+		set(fromAuth, name, "")
 	}
 	for _, names := range c.o.EnvFiles {
 		for _, name := range names {
@@ -178,7 +210,7 @@ func group(id Identity) string {
 
 // Values are the caller's secrets and inputs that a plan leaves out.
 type Values struct {
-	// EnvFiles holds each envFiles entry's variables; Caller those of envFrom.
+	// EnvFiles holds each envFiles entry's variables; Caller those of envFrom and auth.
 	EnvFiles []map[string]string
 	Caller   map[string]string
 	Prompt   string
@@ -205,7 +237,7 @@ func (v Values) value(h harness.Harness, e EnvVar) string {
 				return value
 			}
 		}
-	case fromCaller:
+	case fromCaller, fromAuth:
 		return v.Caller[e.Name]
 	case fromEnv:
 		return h.Env[e.Name]

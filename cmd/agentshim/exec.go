@@ -32,10 +32,14 @@ type execFlags struct {
 func newExec() *cobra.Command {
 	var f execFlags
 	cmd := &cobra.Command{
-		Use:   "exec --spec FILE [flags] [-- WORDS…]",
+		Use:   "exec --spec FILE [flags] [harness options] [-- WORDS…]",
 		Short: "Run the harness",
-		Long: "Run the harness of the file in its container. Words behind -- are the prompt; else\n" +
-			"the file's; else standard input, to its end.\n\n" +
+		Long: "Run the harness of the file in its container. The prompt is the words, --prompt or\n" +
+			"--prompt-file; else the file's; else standard input, to its end. On a terminal without\n" +
+			"a prompt the provider's own interactive form starts.\n\n" +
+			"Options of the harness stand anywhere beside agentshim's own flags, as --max-turns 3,\n" +
+			"--max_turns=3 or -max_turns 3: those of the provider, and those that the file names in\n" +
+			"options or optionFlags. Behind -- all is prompt.\n\n" +
 			"Standard output carries the harness's and nothing else. The exit code is the\n" +
 			"harness's own, and 128+n when signal n ended it. Otherwise standard error has the\n" +
 			"reason (agentshim reasons lists them): 125 when agentshim refused or failed, 124 when\n" +
@@ -50,11 +54,12 @@ func newExec() *cobra.Command {
 			"LANG and TZ go along. The terminal's mode is restored however the run ends, unless\n" +
 			"agentshim itself is killed by SIGKILL; then type reset.",
 		Example: "  agentshim exec --spec harness.json -- fix the failing test\n" +
-			"  agentshim exec --spec harness.json --workspace . < task.md\n" +
+			"  agentshim exec --spec harness.json --workspace . --model small < task.md\n" +
 			"  agentshim exec --spec harness.json --command -- sh -l",
-		RunE: func(cmd *cobra.Command, args []string) error { return f.run(cmd, args) },
 	}
+	takeHarnessArgs(cmd, f.run)
 	f.register(cmd)
+	f.registerPrompt(cmd)
 	cmd.Flags().StringVar(&f.result, "result", "", "write the run's record to this file")
 	cmd.Flags().BoolVar(&f.quiet, "quiet", false, "say nothing but errors and what was planted in the workspace")
 	cmd.Flags().BoolVar(&f.command, "command", false, "the words behind -- are an argv that runs instead of the harness")
@@ -62,20 +67,16 @@ func newExec() *cobra.Command {
 	return cmd
 }
 
-func (f *execFlags) run(cmd *cobra.Command, words []string) error {
+func (f *execFlags) run(cmd *cobra.Command, given arguments) error {
 	if f.temporary < 0 || f.temporary > 255 {
 		return f.fail(invalid("--temporary-code %d", "use 1 to 255", f.temporary))
 	}
-	job, err := f.job()
+	job, err := f.promptedJob(given, f.command)
 	if err != nil {
 		return f.fail(err)
 	}
-	job.Words = words
-	if f.command {
-		if len(words) == 0 {
-			return f.fail(invalid("--command without a program", "write the program and its arguments behind --"))
-		}
-		job.Words, job.Command = nil, words
+	if f.command && len(job.Command) == 0 {
+		return f.fail(invalid("--command without a program", "write the program and its arguments behind --"))
 	}
 	job.Stdin, job.Stdout, job.Stderr = os.Stdin, os.Stdout, os.Stderr
 	job.StdinTerminal, job.Terminal = term.IsTerminal(int(os.Stdin.Fd())), callersTerminal()

@@ -141,7 +141,7 @@ func newRoot() *cobra.Command {
 	root.SetVersionTemplate("agentshim {{.Version}}\n")
 	root.PersistentFlags().StringVar(&level, "log-level", "warning", "error, warning, info or debug")
 	root.PersistentFlags().StringVar(&format, "log-format", "text", "text or json")
-	root.AddCommand(newExec(), newPlan(), newRuns(), newShow(), newWhy(), newSeccomp(), newEgress(), newDiff(), newApply(), newDiscard(), newPrune(), newTake(), newCache(), newDoctor(), newPresets(), newSchema(), newReasons(), newVersion())
+	root.AddCommand(newExec(), newPlan(), newRuns(), newShow(), newWhy(), newSeccomp(), newEgress(), newDiff(), newApply(), newDiscard(), newPrune(), newTake(), newCache(), newDoctor(), newPresets(), newProviders(), newSchema(), newReasons(), newVersion())
 	return root
 }
 
@@ -171,14 +171,21 @@ func newVersion() *cobra.Command {
 }
 
 func newSchema() *cobra.Command {
-	return &cobra.Command{
+	var provider bool
+	cmd := &cobra.Command{
 		Use: "schema", Short: "Print the harness file's JSON Schema", Args: cobra.NoArgs,
 		Example: "  agentshim schema > harness.schema.json",
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			_, err := cmd.OutOrStdout().Write(harness.Schema())
+			text := harness.Schema()
+			if provider {
+				text = harness.ProviderSchema()
+			}
+			_, err := cmd.OutOrStdout().Write(text)
 			return err
 		},
 	}
+	cmd.Flags().BoolVar(&provider, "provider", false, "that of provider files")
+	return cmd
 }
 
 func newReasons() *cobra.Command {

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -15,6 +16,18 @@ import (
 type specFlags struct {
 	file      string
 	overrides harness.Overrides
+	prompt    promptFlag
+}
+
+// promptFlag is the flag --prompt: given, it may be empty.
+type promptFlag struct{ text *string }
+
+func (p *promptFlag) String() string { return "" }
+func (p *promptFlag) Type() string   { return "text" }
+
+func (p *promptFlag) Set(text string) error {
+	p.text = &text
+	return nil
 }
 
 func (s *specFlags) register(cmd *cobra.Command) {
@@ -26,6 +39,32 @@ func (s *specFlags) register(cmd *cobra.Command) {
 	f.StringVar(&s.overrides.PromptFile, "prompt-file", "", "file that holds the prompt, instead of the file's")
 }
 
+// registerPrompt adds the flag of the verbs that run the harness.
+func (s *specFlags) registerPrompt(cmd *cobra.Command) {
+	cmd.Flags().Var(&s.prompt, "prompt", "the prompt, instead of the file's")
+}
+
+// promptedJob loads the harness file with what the command line gives the harness. With
+// command the words are an argv instead.
+func (s *specFlags) promptedJob(given arguments, command bool) (shim.Job, error) {
+	if s.file == "" {
+		if _, err := given.words(); err != nil {
+			return shim.Job{}, err
+		}
+	}
+	if command {
+		words, err := given.words()
+		if err != nil {
+			return shim.Job{}, err
+		}
+		job, err := s.job()
+		job.Command = words
+		return job, err
+	}
+	s.overrides.Prompt, s.overrides.Args, s.overrides.Words = s.prompt.text, given.before, given.after
+	return s.job()
+}
+
 // job loads the harness file into a job. Paths on the command line start from the
 // caller's working folder.
 func (s *specFlags) job() (shim.Job, error) {
@@ -33,15 +72,17 @@ func (s *specFlags) job() (shim.Job, error) {
 		return shim.Job{}, invalid("no harness file given", "add --spec harness.json")
 	}
 	o := s.overrides
-	for _, p := range []*string{&o.Workspace, &o.PromptFile} {
-		if *p == "" {
-			continue
-		}
-		abs, err := filepath.Abs(*p)
-		if err != nil {
+	for _, p := range []struct {
+		flag string
+		path *string
+	}{{"--spec", &s.file}, {"--workspace", &o.Workspace}, {"--prompt-file", &o.PromptFile}} {
+		if err := absolute(p.flag, p.path); err != nil {
 			return shim.Job{}, err
 		}
-		*p = abs
+	}
+	var err error
+	if o.Providers, err = userProviders(); err != nil {
+		return shim.Job{}, err
 	}
 	h, err := harness.Load(s.file, o)
 	if err != nil {
@@ -51,11 +92,33 @@ func (s *specFlags) job() (shim.Job, error) {
 	if err != nil {
 		return shim.Job{}, &shim.Error{Reason: shim.ReasonSpecInvalid, Err: err}
 	}
-	abs, err := filepath.Abs(s.file)
-	if err != nil {
-		return shim.Job{}, err
+	return shim.Job{Harness: h, Spec: raw, SpecPath: s.file, Version: version}, nil
+}
+
+// absolute makes a path of the command line one that does not depend on the working folder.
+func absolute(flag string, path *string) error {
+	if *path == "" {
+		return nil
 	}
-	return shim.Job{Harness: h, Spec: raw, SpecPath: abs, Version: version}, nil
+	if strings.Contains(*path, "${") {
+		return invalid("%s %q: variables are not expanded, and this one was not before", "write the path itself", flag, *path)
+	}
+	abs, err := filepath.Abs(*path)
+	*path = abs
+	return err
+}
+
+// userProviders are those of the caller's own folder.
+func userProviders() ([]harness.Provider, error) {
+	config, err := os.UserConfigDir()
+	if err != nil {
+		return nil, nil // no home: no folder
+	}
+	list, err := harness.UserProviders(harness.ProviderDir(config))
+	if err != nil {
+		return nil, &shim.Error{Reason: shim.ReasonSpecInvalid, Err: err}
+	}
+	return list, nil
 }
 
 func invalid(msg, hint string, args ...any) error {
