@@ -12,7 +12,6 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
-	"slices"
 	"strconv"
 	"sync"
 	"testing"
@@ -25,8 +24,7 @@ const dockerSocket = "/var/run/docker.sock"
 
 // dockerProxy stands before Docker's daemon: what concerns a run's own container can
 // be changed, held, answered in the daemon's place, or cut. All else passes as it is,
-// the containers that help a run among it. It holds for a client of the command line
-// as for one of the API.
+// the containers that help a run among it.
 //
 // Its points are "create", "attach", "start" and "wait" for a call on its way to the
 // daemon, "input" and "output" for the bytes to and from an attached container.
@@ -83,7 +81,7 @@ func newDockerProxy(t *testing.T, s setup) *dockerProxy {
 	t.Cleanup(func() {
 		server.Close()
 		p.cut()
-		p.release()
+		p.open()
 	})
 	return p
 }
@@ -102,23 +100,31 @@ func (p *dockerProxy) rule(r proxyRules) {
 	p.rules = r
 }
 
-// hold stops what comes to the points until release.
-func (p *dockerProxy) hold(points ...string) {
+// hold stops what comes to the points. release lets go on what it stopped, and so does
+// open.
+func (p *dockerProxy) hold(points ...string) (release func()) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	var gates []string
 	for _, point := range points {
 		if p.held[point] == nil {
 			p.held[point] = make(chan struct{})
+			gates = append(gates, point)
 		}
 	}
+	return func() { p.letGo(gates) }
 }
 
-// release lets go on what is held: at the points, or without any everywhere.
-func (p *dockerProxy) release(points ...string) {
+// open lets go on all that is held.
+func (p *dockerProxy) open() {
+	p.letGo([]string{"create", "attach", "start", "wait", "input", "output"})
+}
+
+func (p *dockerProxy) letGo(points []string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for point, gate := range p.held {
-		if len(points) == 0 || slices.Contains(points, point) {
+	for _, point := range points {
+		if gate := p.held[point]; gate != nil {
 			close(gate)
 			delete(p.held, point)
 		}

@@ -2,8 +2,8 @@ package integration
 
 import (
 	"fmt"
+	"net/http"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -151,24 +151,17 @@ func TestOOM(t *testing.T) {
 func TestTemporaryCode(t *testing.T) {
 	one(t, func(t *testing.T, s setup) {
 		for _, tc := range []struct {
-			name   string
-			client string
-			fields spec
-			code   int
+			name    string
+			answers map[string]http.HandlerFunc
+			fields  spec
+			code    int
 		}{
-			{"a retry can help", "#!/bin/sh\ncase \" $* \" in *' run '*) echo broken >&2; exit 1;; esac\nexec %s \"$@\"\n", nil, 75},
-			{"it can't", "#!/bin/sh\nexec %s \"$@\"\n", spec{"harness": map[string]any{"binary": "/nope"}}, 125},
+			{"a retry can help", map[string]http.HandlerFunc{"create": refuseCall(http.StatusInternalServerError, "broken")}, nil, 75},
+			{"it can't", nil, spec{"harness": map[string]any{"binary": "/nope"}}, 125},
 		} {
-			real, err := exec.LookPath(s.engine)
-			if err != nil {
-				t.Fatal(err)
-			}
-			dir := s.folder(t)
-			place(t, filepath.Join(dir, s.engine), fmt.Appendf(nil, tc.client, real), 0o755)
-			if err := os.Chmod(dir, 0o755); err != nil {
-				t.Fatal(err)
-			}
-			r := s.call(t, call{Env: []string{"PATH=" + dir + ":" + os.Getenv("PATH")}}, "exec", "--temporary-code", "75", "--spec", s.write(t, tc.fields), "--", "x")
+			p := newDockerProxy(t, s)
+			p.rule(proxyRules{answers: tc.answers})
+			r := s.call(t, call{Env: []string{p.env()}}, "exec", "--temporary-code", "75", "--spec", s.write(t, tc.fields), "--", "x")
 			if r.Code != tc.code {
 				t.Errorf("%s: exit %d, want %d: %s", tc.name, r.Code, tc.code, r.Stderr)
 			}

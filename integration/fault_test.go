@@ -37,8 +37,9 @@ const harnessCode = 7
 // phase is a moment of a run that the table can hold.
 type phase struct {
 	name string
-	// wrapper is what the client's wrapper does.
-	wrapper string
+	// at is where Podman's client is held by its wrapper; on Docker the proxy holds what
+	// heldPoints says.
+	at string
 	// script is the harness.
 	script string
 	// launched says that the harness has been started.
@@ -54,8 +55,8 @@ const quietScript = "touch marker; echo ready; cat; exit 7"
 var quiet = phase{name: "quiet", script: quietScript, launched: true, reach: (*faulty).ready}
 
 var phases = []phase{
-	{name: "client started", wrapper: "starting", script: quietScript, reach: (*faulty).atGate},
-	{name: "hello said", wrapper: "held", script: quietScript, reach: (*faulty).afterHello},
+	{name: "client started", at: "starting", script: quietScript, reach: (*faulty).atGate},
+	{name: "hello said", at: "held", script: quietScript, reach: (*faulty).afterHello},
 	quiet,
 	{name: "full pipe", script: "touch marker; echo ready; cat big; cat; exit 7", launched: true, reach: (*faulty).blocked},
 	{name: "ended, unread", script: "touch marker; echo ready; head -c 200000 big; exit 7", launched: true, decided: true, reach: (*faulty).ended},
@@ -63,13 +64,18 @@ var phases = []phase{
 
 var victims = []string{"shim", "client", "init"}
 
+// heldPoints are the proxy's for the wrapper's places.
+var heldPoints = map[string]string{"starting": "create", "made": "start", "held": "input"}
+
 // faultBench is what the runs of one set-up share.
 type faultBench struct {
 	setup
-	// dir holds the client's wrapper, and work is the agents' workspace.
+	// proxy stands before Docker's daemon: there, the connections to it are the client.
+	proxy *dockerProxy
+	// dir holds the wrapper of Podman's client, and work is the agents' workspace.
 	dir, work, state, file string
 	big                    []byte
-	// host is a variable that names the engine, if not the usual one.
+	// host is a variable that names Docker's daemon.
 	host string
 	// folders are the runtime folders of the runs so far.
 	folders []string
@@ -78,19 +84,40 @@ type faultBench struct {
 func newFaultBench(t *testing.T, s setup) *faultBench {
 	t.Helper()
 	b := &faultBench{setup: s, dir: s.folder(t), work: s.folder(t), state: s.private(t), big: random(t, mib)}
-	client, err := exec.LookPath(s.engine)
+	place(t, filepath.Join(b.work, "big"), b.big, 0o644)
+	if s.engine == "docker" {
+		b.proxy = newDockerProxy(t, s)
+		b.host = b.proxy.env()
+	} else {
+		b.wrap(t)
+	}
+	b.file = s.write(t, spec{"workspace": map[string]any{"source": b.work, "mode": "writable", "git": "none"}, "stopGrace": "1s"})
+	return b
+}
+
+// wrap puts the wrapper of Podman's client into dir, with its gate.
+func (b *faultBench) wrap(t *testing.T) {
+	t.Helper()
+	client, err := exec.LookPath(b.engine)
 	if err != nil {
 		t.Fatal(err)
 	}
 	script := strings.NewReplacer("DIR", b.dir, "CLIENT", client).Replace(string(mustRead(t, "testdata/fault/client")))
-	place(t, filepath.Join(b.dir, s.engine), []byte(script), 0o755)
-	place(t, filepath.Join(b.work, "big"), b.big, 0o644)
+	place(t, filepath.Join(b.dir, b.engine), []byte(script), 0o755)
 	gate := filepath.Join(b.dir, "gate")
 	if err := errors.Join(unix.Mkfifo(gate, 0o666), os.Chmod(gate, 0o666), os.Chmod(b.dir, 0o755)); err != nil {
 		t.Fatal(err)
 	}
-	b.file = s.write(t, spec{"workspace": map[string]any{"source": b.work, "mode": "writable", "git": "none"}, "stopGrace": "1s"})
-	return b
+}
+
+// hold has the next run stop at a phase's place.
+func (b *faultBench) hold(t *testing.T, at string) {
+	t.Helper()
+	if b.proxy == nil {
+		place(t, filepath.Join(b.dir, "phase"), []byte(at), 0o644)
+	} else if at != "" {
+		b.proxy.hold(heldPoints[at])
+	}
 }
 
 // faulty is one run of the table.
@@ -103,7 +130,7 @@ type faulty struct {
 	stdin  *os.File
 	stdout *os.File
 	stderr bytes.Buffer
-	// gate is the open end that holds the client's wrapper.
+	// gate is the open end that holds the wrapper of Podman's client.
 	gate *os.File
 	// read is what was taken from standard output to reach the phase.
 	read []byte
@@ -114,14 +141,14 @@ type faulty struct {
 // begin starts a run and returns it in its phase.
 func (b *faultBench) begin(t *testing.T, p phase) *faulty {
 	t.Helper()
-	place(t, filepath.Join(b.dir, "phase"), []byte(p.wrapper), 0o644)
+	b.hold(t, p.at)
 	if err := os.RemoveAll(filepath.Join(b.work, "marker")); err != nil {
 		t.Fatal(err)
 	}
 	before := ids(t, b.state)
 	r := &faulty{faultBench: b, phase: p, waited: make(chan struct{})}
 	r.cmd, r.cancel = b.command(t, call{
-		State: b.state, Env: []string{"PATH=" + b.dir + ":" + os.Getenv("PATH"), b.host}, Timeout: time.Minute,
+		State: b.state, Env: b.env(), Timeout: time.Minute,
 	}, agentshim, "exec", "--quiet", "--spec", b.file, "--", p.script)
 	childIn, childOut := r.pipes(t)
 	r.cmd.Stdin, r.cmd.Stdout, r.cmd.Stderr = childIn, childOut, &r.stderr
@@ -155,6 +182,11 @@ func (b *faultBench) begin(t *testing.T, p phase) *faulty {
 	b.folders = append(b.folders, filepath.Join(b.runtimeDir(t), r.id))
 	p.reach(r, t)
 	return r
+}
+
+// env has agentshim meet the bench's engine.
+func (b *faultBench) env() []string {
+	return []string{"PATH=" + b.dir + ":" + os.Getenv("PATH"), b.host}
 }
 
 // pipes makes the run's standard streams and returns the shim's ends.
@@ -199,10 +231,14 @@ func (r *faulty) said() string {
 	return r.stderr.String()
 }
 
-// atGate waits until the client's wrapper stands at the gate: only then has a FIFO
-// a reader (fifo(7)).
+// atGate waits until something is held. A wrapper is when its gate has a reader
+// (fifo(7)).
 func (r *faulty) atGate(t *testing.T) {
 	t.Helper()
+	if r.proxy != nil {
+		r.eventually(t, "call at the proxy", func() bool { return r.proxy.waits(heldPoints[r.phase.at]) })
+		return
+	}
 	r.eventually(t, "client at the gate", func() bool {
 		f, err := os.OpenFile(filepath.Join(r.dir, "gate"), os.O_WRONLY|syscall.O_NONBLOCK, 0)
 		r.gate = f
@@ -210,10 +246,14 @@ func (r *faulty) atGate(t *testing.T) {
 	})
 }
 
-// afterHello waits until what the shim sends after the hello waits in the pipe.
+// afterHello waits until what the shim sends after the hello waits, on Podman in the
+// pipe behind the wrapper.
 func (r *faulty) afterHello(t *testing.T) {
 	t.Helper()
 	r.atGate(t)
+	if r.proxy != nil {
+		return
+	}
 	r.eventually(t, "answer to the hello", func() bool {
 		for _, pid := range children(t, r.pid(t, "client")) {
 			if waiting(fmt.Sprintf("/proc/%d/fd/0", pid)) > 0 {
@@ -284,9 +324,13 @@ func (r *faulty) settled(t *testing.T, ok func() bool) {
 	})
 }
 
-// release lets the client's wrapper go on.
+// release lets go on what is held.
 func (r *faulty) release(t *testing.T) {
 	t.Helper()
+	if r.proxy != nil {
+		r.proxy.open()
+		return
+	}
 	if r.gate == nil {
 		return
 	}
@@ -397,7 +441,7 @@ func chosen() []setup {
 func soaking() bool { return os.Getenv("AGENTSHIM_SOAK") != "" }
 
 // has says whether the victim exists in the phase.
-func (p phase) has(victim string) bool { return victim != "init" || p.wrapper != "starting" }
+func (p phase) has(victim string) bool { return victim != "init" || p.at != "starting" }
 
 // stops stands each victim still for a while: the run ends as if nothing had been.
 func (b *faultBench) stops(t *testing.T, p phase, victims []string) {
@@ -456,9 +500,16 @@ func (r *faulty) drain(t *testing.T) []byte {
 	return append(r.read, rest...)
 }
 
-// pause stops a victim, the client with its process group, and has it go on.
+// pause stops a victim, the client with its process group, and has it go on. On
+// Docker, nothing passes the connections for a while.
 func (r *faulty) pause(t *testing.T, victim string) {
 	t.Helper()
+	if victim == "client" && r.proxy != nil {
+		release := r.proxy.hold("input", "output")
+		time.Sleep(stopped)
+		release()
+		return
+	}
 	pid := r.pid(t, victim)
 	target := pid
 	if victim == "client" {
@@ -488,14 +539,12 @@ func processState(pid int) string {
 // kills ends a victim: the container is gone soon, and the run is no success.
 func (b *faultBench) kills(t *testing.T, p phase, victim string) {
 	r := b.begin(t, p)
-	pid := r.pid(t, victim)
+	kill := r.killer(t, victim)
 	r.unlaunched(t)
 	begin := time.Now()
-	if err := unix.Kill(pid, unix.SIGKILL); err != nil {
-		t.Fatal(err)
-	}
+	kill()
 	r.release(t)
-	if p.wrapper == "starting" && victim == "shim" {
+	if p.at == "starting" && victim == "shim" {
 		// The client goes on from the gate, and finds its input at an end.
 		r.clientGone(t)
 		begin = time.Now()
@@ -516,6 +565,23 @@ func (b *faultBench) kills(t *testing.T, p phase, victim string) {
 	r.forgotten(t)
 }
 
+// killer finds a victim and returns its end.
+func (r *faulty) killer(t *testing.T, victim string) func() {
+	t.Helper()
+	if victim == "client" && r.proxy != nil {
+		return r.proxy.cut
+	}
+	pid := r.pid(t, victim)
+	return func() {
+		if err := unix.Kill(pid, unix.SIGKILL); err != nil {
+			t.Fatal(err)
+		}
+		if victim == "shim" && r.proxy != nil {
+			<-r.waited // its connections are closed before what is held goes on
+		}
+	}
+}
+
 // judge looks at how agentshim and its record say that the run ended.
 func (r *faulty) judge(t *testing.T, victim string, out []byte) {
 	t.Helper()
@@ -532,13 +598,24 @@ func (r *faulty) judge(t *testing.T, victim string, out []byte) {
 		wantBytes(t, "stdout", string(out), r.wants(nil))
 		r.recorded(t, "")
 	default:
-		reason := map[string]shim.Reason{"client": shim.ReasonEngineLost, "init": shim.ReasonInitLost}[victim]
+		reason := r.reason(victim)
 		if code := r.cmd.ProcessState.ExitCode(); code != shim.ExitRefused || !strings.Contains(r.stderr.String(), "agentshim: "+string(reason)+": ") {
 			t.Errorf("exit %d, want 125 %s\nstderr: %s", code, reason, r.stderr.String())
 		}
 		r.recorded(t, reason)
 	}
 	r.noFolder(t)
+}
+
+// reason is that of a run whose victim was killed.
+func (r *faulty) reason(victim string) shim.Reason {
+	if victim == "init" {
+		return shim.ReasonInitLost
+	}
+	if r.proxy != nil && (r.phase.at == "starting" || r.phase.at == "made") {
+		return shim.ReasonEngineFailed // the run had not begun
+	}
+	return shim.ReasonEngineLost
 }
 
 // unlaunched: before the gate there is nothing in the container but init, and
@@ -623,7 +700,7 @@ func (r *faulty) forgotten(t *testing.T) {
 	t.Helper()
 	begin := time.Now()
 	for {
-		left := strings.Fields(r.bare(t, "ps", "-aq", "--filter", "label=agentshim.run="+r.id).ok(t).Stdout)
+		left := r.listed(t)
 		if len(left) == 0 && len(processes(t, "cmdline", r.id)) == 0 {
 			return
 		}
@@ -635,10 +712,16 @@ func (r *faulty) forgotten(t *testing.T) {
 	}
 }
 
+// listed are the engine's containers of the run.
+func (r *faulty) listed(t *testing.T) []string {
+	t.Helper()
+	return strings.Fields(r.bare(t, "ps", "-aq", "--filter", "label=agentshim.run="+r.id).ok(t).Stdout)
+}
+
 // tidy: the next run removes what killed shims left. A50.
 func (b *faultBench) tidy(t *testing.T) {
 	t.Helper()
-	b.call(t, call{State: b.state}, "exec", "--quiet", "--spec", b.file, "--", "true").ok(t)
+	b.call(t, call{State: b.state, Env: []string{b.host}}, "exec", "--quiet", "--spec", b.file, "--", "true").ok(t)
 	for _, dir := range b.folders {
 		if _, err := os.Lstat(dir); !errors.Is(err, os.ErrNotExist) {
 			t.Errorf("%s is left: %v", dir, err)

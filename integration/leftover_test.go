@@ -292,23 +292,31 @@ func TestFailedStart(t *testing.T) {
 	})
 }
 
-// TestNoEngineBehindTheClient: a client that does nothing, or says something else
-// than init would, is never taken for a run, and nothing runs on the host. A45, A95.
+// TestNoEngineBehindTheClient: a client or a daemon that does nothing, or says something
+// else than init would, is never taken for a run, and nothing runs on the host. A45, A95.
 func TestNoEngineBehindTheClient(t *testing.T) {
 	some(t, func(t *testing.T, s setup) {
 		b := newFaultBench(t, s)
 		marker := filepath.Join(b.work, "marker") // as the host names it
 		for _, row := range []struct {
-			mode, path string
-			reason     shim.Reason
+			mode   string
+			stream []byte // what Docker's daemon says
+			reason shim.Reason
 		}{
-			{"silent", b.dir + ":" + os.Getenv("PATH"), shim.ReasonEngineFailed},
-			{"junk", b.dir + ":" + os.Getenv("PATH"), shim.ReasonInitLost},
-			{"none", b.work, shim.ReasonEngineMissing},
+			{"silent", nil, shim.ReasonEngineFailed},
+			{"junk", stdoutFrame("this is no hello\n"), shim.ReasonInitLost},
+			{"none", nil, shim.ReasonEngineMissing},
 		} {
 			t.Run(row.mode, func(t *testing.T) {
-				place(t, filepath.Join(b.dir, "phase"), []byte(row.mode), 0o644)
-				c := call{Env: []string{"PATH=" + row.path}}
+				c := call{Env: b.env()}
+				switch {
+				case row.mode == "none":
+					c.Env = []string{"PATH=" + b.work}
+				case b.proxy != nil:
+					b.proxy.rule(proxyRules{answers: noContainer(row.stream)})
+				default:
+					b.hold(t, row.mode)
+				}
 				s.call(t, c, "exec", "--quiet", "--spec", b.file, "--", "touch "+marker).refused(t, row.reason)
 				if _, err := os.Lstat(marker); !errors.Is(err, os.ErrNotExist) {
 					t.Errorf("something ran on the host: %v", err)

@@ -229,9 +229,21 @@ func TestStopGrace(t *testing.T) {
 	})
 }
 
-// slowClient is a folder with a client that waits before it starts a container.
-func slowClient(t *testing.T, s setup) string {
+// slowStart has the engine wait before it makes a container. started says that it has
+// been asked to; two seconds later it goes on.
+func slowStart(t *testing.T, s setup) (env string, started func() bool) {
 	t.Helper()
+	if s.engine == "docker" {
+		p := newDockerProxy(t, s)
+		release := p.hold("create")
+		return p.env(), func() bool {
+			waits := p.waits("create")
+			if waits {
+				time.AfterFunc(2*time.Second, release)
+			}
+			return waits
+		}
+	}
 	real, err := exec.LookPath(s.engine)
 	if err != nil {
 		t.Fatal(err)
@@ -241,19 +253,19 @@ func slowClient(t *testing.T, s setup) string {
 	if err := os.Chmod(dir, 0o777); err != nil {
 		t.Fatal(err)
 	}
-	return dir
+	return "PATH=" + dir + ":" + os.Getenv("PATH"), func() bool {
+		_, err := os.Stat(filepath.Join(dir, "running"))
+		return err == nil
+	}
 }
 
 // A signal before the harness runs: nothing runs, and the exit code is the signal's.
 func TestSignalBeforeHarness(t *testing.T) {
 	someAtOnce(t, func(t *testing.T, s setup) {
 		sig := unix.SIGTERM
-		dir := slowClient(t, s)
-		b := s.launch(t, call{Env: []string{"PATH=" + dir + ":" + os.Getenv("PATH")}}, nil, "echo ran")
-		eventually(t, "the client's start", func() bool {
-			_, err := os.Stat(filepath.Join(dir, "running"))
-			return err == nil
-		})
+		env, started := slowStart(t, s)
+		b := s.launch(t, call{Env: []string{env}}, nil, "echo ran")
+		eventually(t, "the engine's start", started)
 		b.signal(t, sig)
 		out, rec := b.ended(t, 128+int(sig))
 		if out != "" || rec.Harness != nil {

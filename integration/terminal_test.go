@@ -288,6 +288,13 @@ func TestNoTerminal(t *testing.T) {
 func TestTerminalRestored(t *testing.T) {
 	const script = "echo ready; exec sleep 300"
 	someAtOnce(t, func(t *testing.T, s setup) {
+		var c call
+		loseEngine := func(t *testing.T, x *session, _ string) { killChild(t, x.cmd.Process.Pid) }
+		if s.engine == "docker" {
+			p := newDockerProxy(t, s)
+			c.Env = []string{p.env()}
+			loseEngine = func(*testing.T, *session, string) { p.cut() }
+		}
 		for _, tc := range []struct {
 			name   string
 			do     func(t *testing.T, x *session, file string)
@@ -296,7 +303,7 @@ func TestTerminalRestored(t *testing.T) {
 		}{
 			{"TERM", func(t *testing.T, x *session, _ string) { _ = x.cmd.Process.Signal(unix.SIGTERM) }, 143, ""},
 			{"Ctrl-C reaches the harness alone", func(t *testing.T, x *session, _ string) { x.types(t, "\x03") }, 130, ""},
-			{"engine client killed", func(t *testing.T, x *session, _ string) { killChild(t, x.cmd.Process.Pid) }, 125, shim.ReasonEngineLost},
+			{"engine lost", loseEngine, 125, shim.ReasonEngineLost},
 			{"timeout", func(*testing.T, *session, string) {}, 124, shim.ReasonTimeout},
 		} {
 			t.Run(tc.name, func(t *testing.T) {
@@ -305,7 +312,7 @@ func TestTerminalRestored(t *testing.T) {
 					fields["timeout"] = "1s"
 				}
 				args, file := s.execArgs(t, fields, "--", script)
-				x := s.onTerminal(t, call{}, agentshim, args...)
+				x := s.onTerminal(t, c, agentshim, args...)
 				x.until(t, "ready\r\n")
 				if !x.raw(t) {
 					t.Error("the terminal is not raw")
@@ -360,13 +367,10 @@ func killChild(t *testing.T, parent int) {
 // Ctrl-C before the harness runs is the terminal's usual one.
 func TestCtrlCBeforeHarness(t *testing.T) {
 	someAtOnce(t, func(t *testing.T, s setup) {
-		dir := slowClient(t, s)
+		env, started := slowStart(t, s)
 		args, file := s.execArgs(t, nil, "--", "sleep 300")
-		x := s.onTerminal(t, call{Env: []string{"PATH=" + dir + ":" + os.Getenv("PATH")}}, agentshim, args...)
-		eventually(t, "the client's start", func() bool {
-			_, err := os.Stat(filepath.Join(dir, "running"))
-			return err == nil
-		})
+		x := s.onTerminal(t, call{Env: []string{env}}, agentshim, args...)
+		eventually(t, "the engine's start", started)
 		if x.raw(t) {
 			t.Error("the terminal is raw before the harness runs")
 		}
