@@ -16,6 +16,7 @@
 #   health  HEALTHCHECK that touches /health
 #   clients, chromium
 #           network clients as Debian ships them; they need a LAYER
+#   agent   agents and what they run; needs a LAYER
 set -euo pipefail
 umask 022
 export LC_ALL=C
@@ -63,8 +64,8 @@ image_config() {
 	health)
 		echo '{"Cmd":["sh"],"Env":["PATH=/bin:/usr/bin"],"Healthcheck":{"Test":["CMD","touch","/health"],"Interval":1000000000,"Timeout":1000000000,"Retries":1}}'
 		;;
-	clients | chromium) echo '{"Cmd":["sh"],"Env":["PATH=/usr/local/bin:/usr/bin:/bin"]}' ;;
-	*) die "image $1 is not known" 'the names are: hello env volume user health clients chromium' ;;
+	clients | chromium | agent) echo '{"Cmd":["sh"],"Env":["PATH=/usr/local/bin:/usr/bin:/bin"]}' ;;
+	*) die "image $1 is not known" 'the names are: hello env volume user health clients chromium agent' ;;
 	esac
 }
 

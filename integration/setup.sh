@@ -39,13 +39,27 @@ readonly all_packages=(
 	iptables nftables busybox-static libseccomp-dev pkg-config gcc libc6-dev
 	tmux strace make git mmdebstrap musl-tools
 )
-# What the images of real clients hold beside Debian's base system. Debian's npm is
-# some hundred packages: it comes as npm's own one, in the version for this Node.js.
-readonly client_packages=(
+# What the images of real programs hold beside Debian's base system: NAME_packages are
+# Debian's, NAME_npm are npm's. Debian's own npm is some hundred packages: npm comes as
+# its own one, in the version for the image's Node.js.
+readonly clients_packages=(
 	ca-certificates curl wget git openssh-client python3-minimal libpython3-stdlib nodejs
 )
-readonly client_npm=npm@10.9.9
+readonly clients_npm=(npm@10.9.9)
+# Agents as their users install them, and what they and their users run. The Go toolchain
+# is mounted from the machine.
+readonly agent_packages=(
+	ca-certificates curl git ripgrep python3-minimal libpython3-stdlib gcc libc6-dev sqlite3 tmux
+	openjdk-17-jre-headless bubblewrap busybox-static procps
+)
+agent_npm=(
+	"node-linux-$(uname -m | sed 's/x86_64/x64/; s/aarch64/arm64/')@24.22.3" npm@11.21.2
+	@anthropic-ai/claude-code@2.1.332 @openai/codex@0.171.0 opencode-ai@1.18.33
+	@google/gemini-cli@0.61.0 @qwen-code/qwen-code@0.24.4
+)
+readonly agent_npm
 readonly chromium_packages=(ca-certificates chromium-headless-shell)
+readonly chromium_npm=()
 readonly image_cache=/var/cache/agentshim-test
 readonly bench_packages=(tinyproxy-bin squid)
 readonly hello_packages=(docker.io runc iptables busybox-static)
@@ -275,6 +289,23 @@ configure_podman() {
 	mv "$containers_conf.new" "$containers_conf"
 }
 
+# use_overlay has the rootless user's Podman stack layers where the kernel can: its own
+# choice without fuse is a copy of the whole image for each container. A store of copies
+# that is there already is made anew.
+use_overlay() {
+	local home try
+	[ "$(podman_rootless info --format '{{.Store.GraphDriverName}}' 2>/dev/null)" != overlay ] || return 0
+	home=$(getent passwd "$rootless_user" | cut -d: -f6)
+	try=$home/agentshim-overlay
+	if podman_rootless --root "$try" --runroot "$try-run" --storage-driver overlay info >/dev/null 2>&1; then
+		say "podman: overlay for $rootless_user"
+		rm -rf "$home/.local/share/containers/storage"
+		runuser -u "$rootless_user" -- mkdir -p "$home/.config/containers"
+		printf '%s\n[storage]\ndriver = "overlay"\n' "$marker" >"$home/.config/containers/storage.conf"
+	fi
+	rm -rf "$try" "$try-run"
+}
+
 # open_tun lets rootless slirp4netns open the tun device.
 open_tun() {
 	if [ ! -e /dev/net/tun ]; then
@@ -320,6 +351,7 @@ engines() {
 	configure_podman
 	open_tun
 	make_users
+	use_overlay
 }
 
 # --- images -----------------------------------------------------------------
@@ -352,8 +384,8 @@ load_images() {
 		holds "$store" "$name" "$digest" && continue
 		if [ "$loaded" = false ]; then
 			say "loading the test images: $store"
-			"$store" load --quiet <"$archive" >/dev/null 2>"$archive.err" || {
-				cat "$archive.err" >&2
+			"$store" load --quiet <"$archive" >/dev/null 2>"$archive.$store.err" || {
+				cat "$archive.$store.err" >&2
 				die "$store: the test images can't be loaded"
 			}
 			loaded=true
@@ -375,14 +407,21 @@ with_archive() {
 }
 
 load_everywhere() {
-	local store
-	for store in docker_local podman_root podman_rootless; do load_images "$store" "$1" "$2"; done
+	local store pid pids=() code=0
+	for store in docker_local podman_root podman_rootless; do
+		load_images "$store" "$1" "$2" &
+		pids+=("$!")
+	done
+	for pid in "${pids[@]}"; do wait "$pid" || code=$?; done
+	rm -f "$1".*.err
+	[ "$code" -eq 0 ] || exit "$code"
 }
 
 images() {
 	local names=("${all_images[@]}")
 	with_archive load_everywhere
-	debian_image clients "${client_packages[@]}"
+	debian_image clients
+	debian_image agent
 }
 
 # apt_sources prints the machine's files of package sources.
@@ -393,52 +432,67 @@ apt_sources() {
 	done
 }
 
-# debian_image NAME PACKAGE... makes the image anew when a package has another version
-# than in the kept one, and loads it.
+# debian_image NAME makes the image anew when a package has another version than in the
+# kept one, and loads it.
 debian_image() {
 	local name=$1 key dir
-	shift
+	local -n packages=$1_packages npm=$1_npm
 	key=$( (
-		printf '%s\n' "$@" "$client_npm"
-		apt-cache policy "$@" | grep Candidate
+		printf '%s\n' "${packages[@]}" "${npm[@]}"
+		apt-cache policy "${packages[@]}" | grep Candidate
 		cat "$here/image.sh"
-		declare -f make_image
+		declare -f make_image install_npm
 	) | sha256sum | cut -c1-16)
 	dir=$image_cache/$name-$key
 	if [ ! -e "$dir/list" ]; then
 		rm -rf "$image_cache/$name"-*
 		mkdir -p "$dir"
-		make_image "$dir" "$name" "$@"
+		make_image "$dir" "$name"
 	fi
 	load_everywhere "$dir/images.tar" "$dir/list"
 }
 
-# make_image DIR NAME PACKAGE... writes the archive and, when it is whole, its list
-# into DIR.
+# make_image DIR NAME writes the archive and, when it is whole, its list into DIR. The
+# packages are in the arrays packages and npm.
 make_image() {
-	local dir=$1 name=$2 sources packages npm=() hook
-	shift 2
+	local dir=$1 name=$2 sources include hooks=()
 	mapfile -t sources < <(apt_sources)
-	packages=$(IFS=,; echo "$*")
-	if [[ ",$packages," == *,nodejs,* ]]; then
-		(cd "$dir" && slowly 'fetching npm' 120 npm pack --silent "$client_npm")
-		hook="lib=\"\$1\"/usr/lib/node_modules/npm && mkdir -p \"\$lib\" && ln -s ../lib/node_modules/npm/bin/npm-cli.js \"\$1\"/usr/bin/npm &&
-			tar -xzf '$(echo "$dir"/npm-*.tgz)' -C \"\$lib\" --strip-components=1 --no-same-owner"
-		npm=(--customize-hook="$hook")
+	include=$(IFS=,; echo "${packages[*]}")
+	if [ ${#npm[@]} -gt 0 ]; then
+		mkdir "$dir/npm"
+		install_npm "$dir/npm" "${npm[@]}"
+		hooks=(--customize-hook="cp -a '$dir'/npm/. \"\$1\"/usr/local/")
 	fi
-	# Nothing reads the manuals and translations.
-	slowly "making the image $name" 900 mmdebstrap --mode=root --variant=apt --quiet --include="$packages" \
+	# Nothing reads the manuals and translations; Java's installation wants the folder.
+	slowly "making the image $name" 900 mmdebstrap --mode=root --variant=apt --quiet --include="$include" \
 		--dpkgopt='path-exclude=/usr/share/doc/*' --dpkgopt='path-exclude=/usr/share/man/*' \
-		--dpkgopt='path-exclude=/usr/share/locale/*' "${npm[@]}" \
+		--dpkgopt='path-exclude=/usr/share/locale/*' --essential-hook='mkdir -p "$1"/usr/share/man/man1' "${hooks[@]}" \
 		"$(. /etc/os-release && echo "$VERSION_CODENAME")" "$dir/layer.tar" "${sources[@]}"
 	"$here/image.sh" "$dir/images.tar" "$name=$dir/layer.tar" >"$dir/list.new"
-	rm -f "$dir/layer.tar" "$dir"/npm-*.tgz
+	rm -rf "$dir/layer.tar" "$dir/npm"
 	mv "$dir/list.new" "$dir/list"
+}
+
+# install_npm PREFIX PACKAGE... installs as `npm install --global` does, but runs no scripts
+# of the packages. Those of some agents would put the program for this machine in place of
+# a stand-in: links do. Each program is kept once, and what only compilers read not at all.
+install_npm() {
+	local prefix=$1 program arch
+	shift
+	slowly 'fetching npm packages' 300 npm install --global --prefix "$prefix" --cache "$prefix/cache" \
+		--ignore-scripts --libc=glibc --no-audit --no-fund --engine-strict=false "$@"
+	rm -rf "$prefix/cache" "$prefix"/lib/node_modules/node-linux-*/{include,share}
+	arch=$(uname -m | sed 's/x86_64/x64/; s/aarch64/arm64/')
+	[ ! -e "$prefix/lib/node_modules/opencode-ai/node_modules/opencode-linux-$arch-baseline" ] ||
+		rm -rf "$prefix/lib/node_modules/opencode-ai/node_modules/opencode-linux-$arch"
+	for program in "$prefix"/lib/node_modules/{@anthropic-ai/claude-code/node_modules/@anthropic-ai/*/claude,opencode-ai/node_modules/*/bin/opencode}; do
+		[ ! -x "$program" ] || ln -sfn "../${program#"$prefix"/}" "$prefix/bin/${program##*/}"
+	done
 }
 
 soak() {
 	all
-	debian_image chromium "${chromium_packages[@]}"
+	debian_image chromium
 }
 
 all() {
