@@ -87,6 +87,10 @@ func (a *argv) isolation() {
 		a.flag("sysctl", k+"="+p.Sysctls[k])
 	}
 	a.ownDefaults()
+	if p.procUnmasked() {
+		a.flag("security-opt", "unmask=/proc/*")
+		return
+	}
 	for _, path := range podmanUnmasked {
 		a.flag("security-opt", "mask="+path)
 	}

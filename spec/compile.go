@@ -290,6 +290,7 @@ func (c *compiler) kernel() error {
 		slices.Sort(p.MaskedPaths)
 	}
 	p.ReadonlyPaths = slices.Clone(readonlyPaths)
+	err := c.unmask()
 	p.Sysctls = map[string]string{
 		// No group may open ICMP sockets; ports below 1024 are the sandbox's own.
 		"net.ipv4.ping_group_range":           "1 0",
@@ -298,6 +299,30 @@ func (c *compiler) kernel() error {
 	if c.host.Machine.IPv6 {
 		// Docker turns IPv6 off in a container without a network, and with it ::1.
 		p.Sysctls["net.ipv6.conf.all.disable_ipv6"] = "0"
+	}
+	return err
+}
+
+// unmask opens all of /proc for a sandbox of the agent's own: the kernel gives a user namespace
+// a fresh one only where nothing of the one that is there is covered or read-only (mount_too_revealing,
+// Linux 4.2). It is the one thing that a file asks for by accepting it, and no more than a
+// policy that lets such a sandbox be made has use for.
+func (c *compiler) unmask() error {
+	const name = "unmasked-proc"
+	if c.h.Seccomp.Profile != "nested" || !slices.Contains(c.h.Accept, name) {
+		return nil
+	}
+	p := &c.plan
+	inProc := func(path string) bool { return strings.HasPrefix(path, "/proc/") }
+	p.MaskedPaths = slices.DeleteFunc(p.MaskedPaths, inProc)
+	p.ReadonlyPaths = slices.DeleteFunc(p.ReadonlyPaths, inProc)
+	c.widen(name, true, "nothing of /proc is masked or read-only: the agent can read the names of keys, devices, file systems and what else the host's kernel shows to everyone there, "+
+		"and can mount a fresh /proc in a namespace of its own; the kernel's settings stay as they are, since they belong to uid 0")
+	if p.Identity.UID == 0 {
+		// uid 0 of the host needs no capability for /proc/sys/kernel/core_pattern, uid 0 of the
+		// sandbox none for the settings of its network: proc_sys_permission, net_ctl_permissions.
+		return refuse("policy", `write another "user", or take "unmasked-proc" out of accept`,
+			"unmasked-proc: uid 0 could write the kernel's settings in /proc/sys, without any capability")
 	}
 	return nil
 }

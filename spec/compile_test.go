@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	moby "github.com/moby/profiles/seccomp"
 
 	"github.com/agentshim/agentshim/harness"
 	"github.com/agentshim/agentshim/mounts"
@@ -282,6 +283,7 @@ func TestRefusals(t *testing.T) {
 		"another call accepted":      {`"user":"5:5","seccomp":{"allow":["ptrace"]},"accept":["syscall:bpf"]}`, dockerRoot, "widening", "syscall:ptrace"},
 		"nested not accepted":        {`"user":"5:5","seccomp":{"profile":"nested"}}`, dockerRoot, "widening", "nested-seccomp"},
 		"protect with loose mounts":  {`"user":"5:5","seccomp":{"profile":"nested"},"workspace":{"source":".","mode":"writable","protect":["x"]},"accept":["nested-seccomp"]}`, dockerRoot, "policy", "workspace.protect can't be held"},
+		"unmasked for uid 0":         {`"user":"0:0","seccomp":{"profile":"nested"},"accept":["root-user","nested-seccomp","unmasked-proc"]}`, dockerRoot, "policy", "unmasked-proc"},
 		"profile file's fault":       {`"user":"5:5","seccomp":{"profile":"./p.json"},"accept":["custom-seccomp"]}`, with(dockerRoot, func(h *Host) { h.SeccompFile = []byte(`{}`) }), "policy", "defaultAction"},
 		"call's typo":                {`"user":"5:5","seccomp":{"allow":["mbind","ptrce"]}}`, dockerRoot, "policy", "$.seccomp.allow[1]: "},
 		"needed call":                {`"user":"5:5","seccomp":{"deny":["execve"]}}`, dockerRoot, "policy", "$.seccomp.deny[0]: "},
@@ -294,6 +296,28 @@ func TestRefusals(t *testing.T) {
 			var r *Refusal
 			if !errors.As(err, &r) || r.Reason != c.reason || !strings.Contains(r.Message, c.want) || r.Hint == "" {
 				t.Fatalf("%v (%+v)", err, r)
+			}
+		})
+	}
+}
+
+// TestMaskedForOthers: where no sandbox of the agent's own can be made, accepting unmasked-proc
+// opens nothing.
+func TestMaskedForOthers(t *testing.T) {
+	for name, profile := range map[string]string{"default": "default", "file": "./p.json"} {
+		t.Run(name, func(t *testing.T) {
+			host := dockerRoot()
+			var err error
+			if host.SeccompFile, err = json.Marshal(moby.DefaultProfile()); err != nil {
+				t.Fatal(err)
+			}
+			p, err := Compile(parse(t, `{"version":1,"image":"agent:dev","harness":{"binary":"agent"},"user":"5:5",
+				"seccomp":{"profile":"`+profile+`","deny":["ptrace","process_vm_readv","process_vm_writev"]},"accept":["custom-seccomp","unmasked-proc"]}`), host, Options{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !slices.Contains(p.MaskedPaths, "/proc/keys") || !slices.Contains(p.ReadonlyPaths, "/proc/sys") {
+				t.Errorf("masked %v, read-only %v", p.MaskedPaths, p.ReadonlyPaths)
 			}
 		})
 	}

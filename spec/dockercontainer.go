@@ -8,6 +8,7 @@ import (
 	"maps"
 	"math"
 	"path"
+	"slices"
 	"strconv"
 	"strings"
 	"unicode/utf8"
@@ -48,6 +49,8 @@ type DockerHostConfig struct {
 	Tmpfs                              map[string]string `json:",omitempty"`
 	Mounts                             []DockerMount
 	Devices                            []DockerDevice `json:",omitempty"`
+	// MaskedPaths and ReadonlyPaths stand in the place of the daemon's own lists; nil leaves those.
+	MaskedPaths, ReadonlyPaths *[]string `json:",omitempty"`
 }
 
 // DockerUlimit is one resource limit; -1 is none.
@@ -98,9 +101,16 @@ func (p Plan) DockerContainer(run RunPaths) (DockerContainer, error) {
 	for _, d := range p.Devices {
 		h.Devices = append(h.Devices, DockerDevice{d.Path(), d.Path(), DeviceAccess})
 	}
+	if p.procUnmasked() {
+		masked := slices.Concat(p.MaskedPaths, dockerMaskedLater)
+		h.MaskedPaths, h.ReadonlyPaths = &masked, &p.ReadonlyPaths
+	}
 	h.mounts(p, run)
 	return c, errors.Join(h.confine(p.Seccomp), h.portable())
 }
+
+// dockerMaskedLater is outside of /proc and in the lists of later daemons.
+var dockerMaskedLater = []string{"/sys/devices/virtual/powercap"}
 
 // JSON is the body as it is shown, indented, with a trailing newline.
 func (c DockerContainer) JSON() ([]byte, error) { return indent(c) }

@@ -100,6 +100,9 @@ type Plan struct {
 	Seccomp *seccomp.Policy `json:"-"`
 }
 
+// procUnmasked says that nothing of /proc is masked or read-only.
+func (p Plan) procUnmasked() bool { return len(p.ReadonlyPaths) == 0 }
+
 // Identity is who the agent is.
 type Identity struct {
 	UID    uint32   `json:"uid"`
