@@ -98,7 +98,34 @@ func (p *Policy) custom(file string) []fault {
 	if len(kept) > 0 {
 		p.remark("seccomp.profile allows more of some calls than agentshim does; agentshim's conditions stay: %s", strings.Join(kept, " "))
 	}
+	if name, ok := p.branching(); !ok {
+		return []fault{{fmt.Sprintf("the rules for %s are on too many combinations of arguments to be compiled", name), ErrTooLong}}
+	}
 	return p.missing(ours)
+}
+
+// branching names the call whose rules are too much to compile, all calls taken together, and is not ok
+// then. For rules on several arguments of one call libseccomp writes one tree: what is
+// left of every other rule below each comparison, and so for n rules on d arguments up to n to the d
+// branches, in a time of the square of that.
+func (p *Policy) branching() (name string, ok bool) {
+	sum := 0
+	for _, name := range slices.Sorted(maps.Keys(p.judged)) {
+		clauses, branches, arguments := p.judged[name].clauses, 1, 0
+		for _, c := range clauses {
+			arguments = max(arguments, len(c.args))
+		}
+		if arguments < 2 {
+			continue
+		}
+		for range arguments {
+			branches = min(branches*len(clauses), maxBranches+1)
+		}
+		if sum += branches; sum > maxBranches {
+			return name, false
+		}
+	}
+	return "", true
 }
 
 // unknownCalls refuses names that no architecture's profile knows. Those of other

@@ -39,6 +39,19 @@ func minimal(rules string) string {
 	return fmt.Sprintf(`{"defaultAction":"SCMP_ACT_ERRNO","architectures":["SCMP_ARCH_X86_64","SCMP_ARCH_AARCH64"],"syscalls":[{"names":%s,"action":"SCMP_ACT_ALLOW"}%s]}`, names, rules)
 }
 
+// conditions are n rules that allow a call, each for other arguments.
+func conditions(n int, call string, arguments ...int) string {
+	rules := make([]string, n)
+	for i := range rules {
+		var args []string
+		for _, index := range arguments {
+			args = append(args, fmt.Sprintf(`{"index":%d,"value":%d,"valueTwo":%d,"op":"SCMP_CMP_MASKED_EQ"}`, index, 1<<16|i, i))
+		}
+		rules[i] = fmt.Sprintf(`{"name":%q,"action":"SCMP_ACT_ALLOW","args":[%s]}`, call, strings.Join(args, ","))
+	}
+	return strings.Join(rules, ",")
+}
+
 // accepts are the names that must be accepted.
 func accepts(openings []Opening) []string {
 	var out []string
@@ -248,6 +261,8 @@ func TestCustomRefuses(t *testing.T) {
 		{"hostile key", `{"\u001b]0;x\n":1}`, `is no key`, ErrFile},
 		{"too large", strings.Repeat(" ", MaxFile+1), "larger than", ErrFile},
 		{"too many rules", minimal(strings.TrimSuffix(strings.Repeat(`{"names":["chmod"],"action":"SCMP_ACT_ALLOW"},`, maxRules), ",")), "more than", ErrFile},
+		{"two arguments each", minimal(conditions(maxConditions, "madvise", 1, 2)), "the rules for madvise are on too many", ErrTooLong},
+		{"six arguments each", minimal(conditions(5, "mremap", 0, 1, 2, 3, 4, 5)), "the rules for mremap are on too many", ErrTooLong},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			p, err := custom(t, Target{Arch: "amd64"}, tc.file, nil, nil)
@@ -334,6 +349,10 @@ func FuzzFile(f *testing.F) {
 	f.Add([]byte(minimal("")))
 	f.Add([]byte(minimal(`{"names":["ptrace"],"action":"SCMP_ACT_ALLOW"}`)))
 	f.Add([]byte(minimal(`{"names":["ioctl"],"action":"SCMP_ACT_ALLOW","args":[{"index":1,"value":255,"valueTwo":18,"op":"SCMP_CMP_MASKED_EQ"}]}`)))
+	f.Add([]byte(minimal(conditions(5, "mremap", 0, 1, 2, 3, 4, 5))))
+	f.Add([]byte(minimal(`{"name":"prlimit64","action":"SCMP_ACT_ALLOW"},{"names":["chmod"],"action":"SCMP_ACT_ERRNO","errnoRet":38,"excludes":{"caps":["CAP_CHOWN"]}}`)))
+	f.Add([]byte(`{"defaultAction":"SCMP_ACT_ERRNO","defaultErrnoRet":38,"archMap":[{"architecture":"SCMP_ARCH_X86_64","subArchitectures":["SCMP_ARCH_X86"]}],
+		"syscalls":[{"name":"socket","action":"SCMP_ACT_ALLOW","args":[{"index":0,"value":16,"op":"SCMP_CMP_LE"}],"includes":{"minKernel":"4.8"}}]}`))
 	target := Target{Arch: "amd64", Docker: true}
 	control, err := Compile(harness.Seccomp{}, target)
 	if err != nil {

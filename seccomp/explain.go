@@ -9,6 +9,7 @@ import (
 	"strings"
 	"syscall"
 
+	"github.com/go-json-experiment/json"
 	moby "github.com/moby/profiles/seccomp"
 	oci "github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
@@ -410,7 +411,20 @@ func equalClauses(a, b []clause) bool {
 // EngineDefault is moby's own profile for a process without capabilities, to compare
 // with. It is no policy to run under: nothing of it is checked.
 func EngineDefault(t Target) (*Policy, error) {
-	judged, arches, err := judge(moby.DefaultProfile(), nil, t.Arch)
+	return engineProfile(moby.DefaultProfile(), t)
+}
+
+// EngineProfile is another profile in Docker's format, read as EngineDefault is.
+func EngineProfile(data []byte, t Target) (*Policy, error) {
+	var base moby.Seccomp
+	if err := json.Unmarshal(data, &base); err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrFile, err)
+	}
+	return engineProfile(&base, t)
+}
+
+func engineProfile(base *moby.Seccomp, t Target) (*Policy, error) {
+	judged, arches, err := judge(base, nil, t.Arch)
 	if err != nil {
 		return nil, err
 	}

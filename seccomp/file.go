@@ -14,13 +14,15 @@ import (
 )
 
 // Bounds of a profile file. The kernel takes a filter of 4096 instructions, so that a
-// file within these can still be more than it takes: then the container does not start.
+// file within these can still be more than it takes: Verify tells.
 const (
 	// MaxFile is the largest profile file, in bytes.
 	MaxFile       = 1 << 20
 	maxRules      = 2048
 	maxNames      = 32768
 	maxConditions = 1024
+	// maxBranches bounds what Policy.branching counts: about the length of a filter.
+	maxBranches = 4096
 	// maxFaults bounds what is reported of one file.
 	maxFaults = 20
 	// maxErrno is the kernel's MAX_ERRNO.

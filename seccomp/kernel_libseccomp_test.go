@@ -151,6 +151,9 @@ func arguments(args []uint64) (six [6]uint64) {
 	return six
 }
 
+// x32 is __X32_SYSCALL_BIT.
+const x32 = 0x40000000
+
 func kernelCalls() []call {
 	const bad = ^uint64(0) >> 1 // an address no process has
 	same := func(name string, nr uintptr, answer syscall.Errno, args ...uint64) call {
@@ -223,6 +226,11 @@ func kernelCalls() []call {
 		refused("ioctl", unix.SYS_IOCTL, unix.EPERM, 1<<30, unix.TIOCSTI),
 		refused("ioctl", unix.SYS_IOCTL, unix.EPERM, 1<<30, unix.TIOCSTI|upper),
 		refused("ioctl", unix.SYS_IOCTL, unix.EPERM, 1<<30, tiocLinux),
+		// By the numbers of x32, which this kernel may not have, and past the end of all numbers.
+		refused("socket", x32|unix.SYS_SOCKET, unix.EAFNOSUPPORT, unix.AF_VSOCK, unix.SOCK_STREAM),
+		refused("unshare", x32|unix.SYS_UNSHARE, unix.EPERM),
+		refused("ioctl", x32|514, unix.EPERM, 1<<30, unix.TIOCSTI),
+		refused("unshare", 1<<32|unix.SYS_UNSHARE, unix.EPERM),
 		refused("kexec_load", unix.SYS_KEXEC_LOAD, unix.EPERM, 0, bad, bad, bad),
 		refused("finit_module", unix.SYS_FINIT_MODULE, unix.EPERM, 1<<30, 0, bad),
 		refused("get_mempolicy", unix.SYS_GET_MEMPOLICY, unix.ENOSYS, 0, 0, 0, 0, bad),

@@ -58,6 +58,8 @@ var (
 	ErrContradiction = errors.New("contradictory seccomp rules")
 	// ErrNoLibseccomp means that this binary was built without libseccomp.
 	ErrNoLibseccomp = errors.New("built without libseccomp")
+	// ErrTooLong means that the policy compiles to more instructions than the kernel takes.
+	ErrTooLong = errors.New("more than the kernel takes")
 	// ErrLibseccomp means that libseccomp does not accept the policy.
 	ErrLibseccomp = errors.New("libseccomp refuses the policy")
 )

@@ -16,13 +16,24 @@ import (
 
 // Verify builds p's filter with the linked libseccomp, the way runtimes do, and
 // compiles it, but never loads it. It reports every call name, ABI and rule that
-// libseccomp refuses, as ErrLibseccomp. A name newer than the linked version is no
+// libseccomp refuses, as ErrLibseccomp, and a filter that is longer than the kernel takes,
+// as ErrTooLong. A name newer than the linked version is no
 // error when the table of newer calls says so: runtimes skip it. It does not
 // compare the compiled filter with the policy.
 func Verify(p *Policy) error {
-	_, err := bpf(p)
+	program, err := bpf(p)
+	if n := len(program) / instructionBytes; err == nil && n > maxInstructions {
+		err = fmt.Errorf("%d instructions, %d are left to a policy: %w", n, maxInstructions, ErrTooLong)
+	}
 	return err
 }
+
+// The kernel takes a filter of 4096 instructions of struct sock_filter: BPF_MAXINSNS. Runtimes
+// put some of their own in front (runc's check for calls newer than the profile).
+const (
+	instructionBytes = 8
+	maxInstructions  = 4096 - 64
+)
 
 // BPF returns p's filter as the kernel gets it: an array of struct sock_filter in the machine's
 // byte order. The error is ErrLibseccomp where Verify's would be.

@@ -116,9 +116,10 @@ func Plan(ctx context.Context, j Job) (spec.Plan, []byte, error) {
 	if err != nil {
 		return spec.Plan{}, nil, err
 	}
-	// A build without libseccomp prints the same plan, unchecked.
-	if err := seccomp.Verify(p.plan.Seccomp); err != nil && !errors.Is(err, seccomp.ErrNoLibseccomp) {
-		return spec.Plan{}, nil, &Error{Reason: ReasonPolicy, Err: err, Hint: "this libseccomp does not take the system call policy: use the build's own"}
+	if !seccomp.IsFile(j.Harness.Seccomp.Profile) { // one that is was verified already
+		if err := p.verifySeccomp(); err != nil {
+			return spec.Plan{}, nil, err
+		}
 	}
 	request, err := p.adapter.request(p.plan, spec.SymbolicPaths)
 	if err != nil {
@@ -162,6 +163,9 @@ func (p *prepared) decide(ctx context.Context, withValues bool) error {
 	})
 	for _, s := range p.plan.Seeds {
 		p.files = append(p.files, homeFile{target: wire.HomeDir + "/" + s.Target, content: []byte(s.Content)})
+	}
+	if err == nil && seccomp.IsFile(p.job.Harness.Seccomp.Profile) {
+		err = p.verifySeccomp()
 	}
 	ph.done("plan")
 	return asError(err)

@@ -1,6 +1,7 @@
 package shim
 
 import (
+	"errors"
 	"fmt"
 	"runtime"
 
@@ -25,6 +26,22 @@ func (p *prepared) readSeccomp() error {
 	}
 	p.host.SeccompFile = content
 	return nil
+}
+
+// verifySeccomp has libseccomp compile the policy. A build without it goes on: the policy is the
+// same, and a file's that is too long makes the engine's runtime fail before anything runs.
+func (p *prepared) verifySeccomp() error {
+	err := seccomp.Verify(p.plan.Seccomp)
+	switch {
+	case err == nil, errors.Is(err, seccomp.ErrNoLibseccomp):
+		return nil
+	case errors.Is(err, seccomp.ErrTooLong):
+		return &Error{
+			Reason: ReasonPolicy, Msg: fmt.Sprintf("$.seccomp.profile: %q", p.job.Harness.Seccomp.Profile), Err: err,
+			Hint: "take rules with conditions on arguments out of the file, or architectures",
+		}
+	}
+	return &Error{Reason: ReasonPolicy, Err: err, Hint: "this libseccomp does not take the system call policy: use the build's own"}
 }
 
 // SyscallPolicy is the system call policy of a job on this machine, without an engine: where
