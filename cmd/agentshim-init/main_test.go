@@ -545,3 +545,17 @@ func TestSize(t *testing.T) {
 		}
 	}
 }
+
+// TestSyscallNumbers: init knows each call that it is to try, and none that it isn't.
+func TestSyscallNumbers(t *testing.T) {
+	tried := map[string]bool{}
+	for _, call := range wire.Syscalls {
+		tried[call.Name] = true
+		if _, ok := numbersByName[call.Name]; !ok {
+			t.Errorf("%s has no number", call.Name)
+		}
+	}
+	if len(tried) != len(numbersByName) {
+		t.Errorf("%d calls are tried, %d have a number", len(tried), len(numbersByName))
+	}
+}

@@ -40,8 +40,15 @@ func trySyscall(call wire.Syscall) string {
 }
 
 var numbersByName = map[string]uintptr{
-	"socket": unix.SYS_SOCKET, "keyctl": unix.SYS_KEYCTL, "ptrace": unix.SYS_PTRACE, "kcmp": unix.SYS_KCMP,
-	"process_vm_readv": unix.SYS_PROCESS_VM_READV, "prlimit64": unix.SYS_PRLIMIT64,
-	"sched_setparam": unix.SYS_SCHED_SETPARAM, "unshare": unix.SYS_UNSHARE, "clone3": unix.SYS_CLONE3,
-	"io_uring_setup": unix.SYS_IO_URING_SETUP, "userfaultfd": unix.SYS_USERFAULTFD,
+	"add_key": unix.SYS_ADD_KEY, "bpf": unix.SYS_BPF, "chroot": unix.SYS_CHROOT, "clone": unix.SYS_CLONE, "clone3": unix.SYS_CLONE3,
+	"finit_module": unix.SYS_FINIT_MODULE, "fsopen": unix.SYS_FSOPEN, "io_uring_enter": unix.SYS_IO_URING_ENTER,
+	"io_uring_setup": unix.SYS_IO_URING_SETUP, "ioctl": unix.SYS_IOCTL, "ioprio_set": unix.SYS_IOPRIO_SET,
+	"kcmp": unix.SYS_KCMP, "keyctl": unix.SYS_KEYCTL, "mount": unix.SYS_MOUNT, "open_by_handle_at": unix.SYS_OPEN_BY_HANDLE_AT,
+	"open_tree": unix.SYS_OPEN_TREE, "perf_event_open": unix.SYS_PERF_EVENT_OPEN, "pidfd_getfd": unix.SYS_PIDFD_GETFD,
+	"pivot_root": unix.SYS_PIVOT_ROOT, "prlimit64": unix.SYS_PRLIMIT64, "process_vm_readv": unix.SYS_PROCESS_VM_READV,
+	"process_vm_writev": unix.SYS_PROCESS_VM_WRITEV, "ptrace": unix.SYS_PTRACE, "rt_sigqueueinfo": unix.SYS_RT_SIGQUEUEINFO,
+	"sched_setaffinity": unix.SYS_SCHED_SETAFFINITY, "sched_setattr": unix.SYS_SCHED_SETATTR,
+	"sched_setparam": unix.SYS_SCHED_SETPARAM, "setns": unix.SYS_SETNS, "setpriority": unix.SYS_SETPRIORITY,
+	"socket": unix.SYS_SOCKET, "socketpair": unix.SYS_SOCKETPAIR, "umount2": unix.SYS_UMOUNT2, "unshare": unix.SYS_UNSHARE,
+	"userfaultfd": unix.SYS_USERFAULTFD,
 }

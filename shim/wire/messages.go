@@ -260,19 +260,51 @@ type Syscall struct {
 }
 
 // Syscalls are tried before anything is launched; the shim compares each outcome
-// with what the system call policy decides for it.
+// with what the system call policy decides for it. There is one at least for each way out
+// that the policy closes.
 var Syscalls = []Syscall{
-	{Name: "socket", Args: [6]uint64{40, 1, 0}}, // AF_VSOCK
-	{Name: "socket", Args: [6]uint64{38, 5, 0}}, // AF_ALG
-	{Name: "socket", Args: [6]uint64{17, 3, 0}}, // AF_PACKET
+	{Name: "socket", Args: [6]uint64{40, 1, 0}},  // AF_VSOCK
+	{Name: "socket", Args: [6]uint64{38, 5, 0}},  // AF_ALG
+	{Name: "socket", Args: [6]uint64{17, 3, 0}},  // AF_PACKET
+	{Name: "socket", Args: [6]uint64{16, 3, 15}}, // NETLINK_KOBJECT_UEVENT
+	{Name: "socketpair", Args: [6]uint64{2, 1, 0, nowhere}},
 	{Name: "keyctl", Args: [6]uint64{0, 0, 0}},
+	{Name: "add_key", Args: [6]uint64{nowhere}},
 	{Name: "ptrace", Args: [6]uint64{99999}},
 	{Name: "kcmp", Args: [6]uint64{1, 1, 99}},
 	{Name: "process_vm_readv", Args: [6]uint64{1}},
+	{Name: "process_vm_writev", Args: [6]uint64{1}},
+	{Name: "pidfd_getfd", Args: [6]uint64{noFD}},
 	{Name: "prlimit64", Args: [6]uint64{1, 99}},
 	{Name: "sched_setparam", Args: [6]uint64{1}},
+	{Name: "sched_setaffinity", Args: [6]uint64{1, 8, nowhere}},
+	{Name: "sched_setattr", Args: [6]uint64{1}},
+	{Name: "setpriority", Args: [6]uint64{0, 1 << 30}},
+	{Name: "ioprio_set", Args: [6]uint64{1, 1 << 30}},
+	{Name: "rt_sigqueueinfo", Args: [6]uint64{1 << 30, 0, nowhere}},
 	{Name: "unshare", Args: [6]uint64{}},
+	{Name: "setns", Args: [6]uint64{noFD}},
+	{Name: "clone", Args: [6]uint64{0x10010000}}, // CLONE_NEWUSER, and CLONE_THREAD without what it needs
 	{Name: "clone3", Args: [6]uint64{}},
+	{Name: "mount", Args: [6]uint64{nowhere, nowhere, nowhere}},
+	{Name: "umount2", Args: [6]uint64{nowhere, nowhere}},
+	{Name: "pivot_root", Args: [6]uint64{nowhere, nowhere}},
+	{Name: "chroot", Args: [6]uint64{nowhere}},
+	{Name: "open_tree", Args: [6]uint64{0, nowhere, nowhere}},
+	{Name: "fsopen", Args: [6]uint64{nowhere, nowhere}},
+	{Name: "open_by_handle_at", Args: [6]uint64{noFD, nowhere}},
 	{Name: "io_uring_setup", Args: [6]uint64{}},
+	{Name: "io_uring_enter", Args: [6]uint64{noFD}},
 	{Name: "userfaultfd", Args: [6]uint64{0xffffffff}},
+	{Name: "bpf", Args: [6]uint64{9999}},
+	{Name: "perf_event_open", Args: [6]uint64{nowhere}},
+	{Name: "finit_module", Args: [6]uint64{noFD, 0, nowhere}},
+	{Name: "ioctl", Args: [6]uint64{noFD, 0x5412}},         // TIOCSTI
+	{Name: "ioctl", Args: [6]uint64{noFD, 1<<32 | 0x5412}}, // whatever the upper half is
 }
+
+// What no process of a container has: an address, and a descriptor.
+const (
+	nowhere = 1<<63 - 1
+	noFD    = 1 << 30
+)
