@@ -2,7 +2,8 @@
 // same image with the same flags, on every set-up of this machine; part mounts does it with
 // 1, 20 and 200 mounts; part relay measures the way out of a sandbox against a direct
 // connection and against proxies; part copy measures the private copy of a workspace
-// against cp -r; part git measures the private repository against git clone. Runs are interleaved. It prints medians and ratios and judges nothing;
+// against cp -r; part git measures the private repository against git clone; part seccomp measures a
+// system call under agentshim's policy against the engine's default. Runs are interleaved. It prints medians and ratios and judges nothing;
 // run it on a quiet machine.
 package main
 
@@ -30,7 +31,7 @@ var (
 	pairs = flag.Int("pairs", 15, "interleaved pairs per set-up")
 	only  = flag.String("only", "", "set-ups whose name contains this")
 
-	part   = flag.String("part", "all", "exec, mounts, relay, copy, git or all")
+	part   = flag.String("part", "all", "exec, mounts, relay, copy, git, seccomp or all")
 	rounds = flag.Int("rounds", 5, "interleaved rounds of the relay's, the copy's and git's measurements")
 )
 
@@ -71,8 +72,10 @@ func run(args []string) error {
 		return copyPart()
 	case "git":
 		return gitPart()
+	case "seccomp":
+		return seccompPart()
 	case "all":
-		return errors.Join(execPart(), mountsPart(), relayPart(), copyPart(), gitPart())
+		return errors.Join(execPart(), mountsPart(), relayPart(), copyPart(), gitPart(), seccompPart())
 	}
 	return fmt.Errorf("no part %q", *part)
 }
