@@ -1,6 +1,7 @@
 package integration
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -52,6 +53,14 @@ var deviations = []deviation{
 		name: "no seccomp", edit: []change{engineSeccomp, with("HostConfig SecurityOpt", "seccomp=unconfined")},
 		drop: []string{"--security-opt=seccomp=*"}, add: []string{"--security-opt=seccomp=unconfined"},
 		want: []string{"seccomp mode: want 2, got 0", "seccomp filters"},
+	},
+	{
+		name: "a policy with one call more", edit: []change{setns("SCMP_ACT_ALLOW")}, drop: []string{"--security-opt=seccomp=*"},
+		add: []string{"--security-opt=seccomp=%weak"}, want: []string{"system call setns(1073741824, …): want EPERM, got EBADF"},
+	},
+	{
+		name: "a policy that kills", edit: []change{setns("SCMP_ACT_KILL_PROCESS")}, drop: []string{"--security-opt=seccomp=*"},
+		add: []string{"--security-opt=seccomp=%kill"}, reason: shim.ReasonEngineFailed,
 	},
 	{
 		name: "new privileges", joins: true, edit: []change{without("HostConfig SecurityOpt", "no-new-privileges")},
@@ -202,6 +211,10 @@ func newDeviant(t *testing.T, s setup) deviant {
 	})
 	d.hook(t)
 	d.init(t)
+	if s.engine == "podman" {
+		d.policy(t, "weak", "SCMP_ACT_ALLOW")
+		d.policy(t, "kill", "SCMP_ACT_KILL_PROCESS")
+	}
 	return d
 }
 
@@ -234,6 +247,47 @@ func (d deviant) init(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+}
+
+// policy is agentshim's own, for Podman's wrapper, with another action for setns.
+func (d deviant) policy(t *testing.T, name, action string) {
+	t.Helper()
+	profile, err := withSetns([]byte(d.call(t, call{}, "seccomp", "show", "--json", "--engine", d.engine).ok(t).Stdout), action)
+	if err != nil {
+		t.Fatal(err)
+	}
+	place(t, d.path(name), profile, 0o644)
+}
+
+// setns has Docker take the policy with another action for setns.
+func setns(action string) change {
+	return func(body map[string]any) {
+		o, key := owner(body, "HostConfig SecurityOpt")
+		for i, entry := range o[key].([]any) {
+			if text, ok := strings.CutPrefix(entry.(string), "seccomp="); ok {
+				profile, err := withSetns([]byte(text), action)
+				if err != nil {
+					panic(err) // it is agentshim's own JSON
+				}
+				o[key].([]any)[i] = "seccomp=" + string(profile)
+			}
+		}
+	}
+}
+
+// withSetns is a profile with another action for setns.
+func withSetns(text []byte, action string) ([]byte, error) {
+	var profile map[string]any
+	if err := json.Unmarshal(text, &profile); err != nil {
+		return nil, err
+	}
+	rules := profile["syscalls"].([]any)
+	for _, r := range rules {
+		rule := r.(map[string]any)
+		rule["names"] = slices.DeleteFunc(rule["names"].([]any), func(name any) bool { return name == "setns" })
+	}
+	profile["syscalls"] = append(rules, map[string]any{"names": []string{"setns"}, "action": action})
+	return json.Marshal(profile)
 }
 
 // edit has the engine deviate from now on.
@@ -308,7 +362,7 @@ exec %[5]s "$@"
 }
 
 func (d deviant) fill(word string) string {
-	return strings.NewReplacer("%data", d.data, "%hooks", d.path("hooks"), "%init", d.path("init")).Replace(word)
+	return strings.NewReplacer("%data", d.data, "%hooks", d.path("hooks"), "%init", d.path("init"), "%weak", d.path("weak"), "%kill", d.path("kill")).Replace(word)
 }
 
 // launch runs an agent that leaves a marker, and says whether it did.

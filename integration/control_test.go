@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -30,12 +31,19 @@ type attempts [][]string
 // helper is the folder with the program, which every user can read.
 var helper = sync.OnceValues(func() (string, error) {
 	dir := filepath.Join(filepath.Dir(agentshim), "try")
-	cmd := exec.Command("go", "build", "-trimpath", "-o", filepath.Join(dir, "try"), "./testdata/try")
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return "", fmt.Errorf("go build: %w\n%s", err, out)
+	build := func(name, source string, env ...string) error {
+		cmd := exec.Command("go", "build", "-trimpath", "-o", filepath.Join(dir, name), source)
+		cmd.Env = append(os.Environ(), append(env, "CGO_ENABLED=0", "GOFLAGS=")...)
+		if out, err := cmd.CombinedOutput(); err != nil {
+			return fmt.Errorf("go build %s: %w\n%s", source, err, out)
+		}
+		return os.Chmod(filepath.Join(dir, name), 0o755)
 	}
-	return dir, errors.Join(os.Chmod(dir, 0o755), os.Chmod(filepath.Join(dir, "try"), 0o755))
+	errs := []error{build("try", "./testdata/try")}
+	if runtime.GOARCH == "amd64" {
+		errs = append(errs, build("calls386", "../seccomp/testdata/calls386", "GOARCH=386"))
+	}
+	return dir, errors.Join(append(errs, os.Chmod(dir, 0o755))...)
 })
 
 func mustHelper(t *testing.T) string {

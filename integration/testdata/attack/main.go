@@ -56,6 +56,8 @@ func open([]string) {
 		{"exe", unix.O_RDONLY}, {"cwd", unix.O_RDONLY}, {"root", unix.O_RDONLY}, {"ns/pid", unix.O_RDONLY},
 		{"oom_score_adj", unix.O_WRONLY}, {"coredump_filter", unix.O_WRONLY}, {"timerslack_ns", unix.O_WRONLY},
 		{"clear_refs", unix.O_WRONLY}, {"autogroup", unix.O_WRONLY}, {"sched", unix.O_WRONLY},
+		{"comm", unix.O_WRONLY}, {"task/1/comm", unix.O_WRONLY}, {"task/1/mem", unix.O_RDWR}, {"fdinfo", unix.O_RDONLY}, {"map_files", unix.O_RDONLY},
+		{"pagemap", unix.O_RDONLY}, {"smaps", unix.O_RDONLY}, {"uid_map", unix.O_WRONLY},
 	} {
 		fd, err := unix.Open("/proc/1/"+f.name, f.mode|unix.O_NONBLOCK, 0)
 		if f.name == "timerslack_ns" && err == nil { // judged at the write
@@ -108,6 +110,11 @@ func calls([]string) {
 	outcome("kcmp", raw(unix.SYS_KCMP, 1, uintptr(os.Getpid()), 0, 0, 0))
 	outcome("pidfd_getfd", pidfdGetfd())
 	outcome("rt_sigqueueinfo", queueSignal())
+	outcome("move_pages", raw(unix.SYS_MOVE_PAGES, 1, 0, 0, 0, 0, 0))
+	outcome("migrate_pages", raw(unix.SYS_MIGRATE_PAGES, 1, 64, zero, zero))
+	outcome("get_robust_list", raw(unix.SYS_GET_ROBUST_LIST, 1, vector, vector))
+	outcome("core_sched", raw(unix.SYS_PRCTL, unix.PR_SCHED_CORE, unix.PR_SCHED_CORE_SHARE_TO, 1, 0, 0))
+	outcome("pidfd-namespace", pidfdNamespace())
 	err := raw(unix.SYS_PTRACE, ptraceSeize, 1, 0, 0)
 	outcome("ptrace", err)
 	if err == nil {
@@ -122,6 +129,16 @@ func pidfdGetfd() error {
 	}
 	_, err = unix.PidfdGetfd(fd, 1, 0)
 	return err
+}
+
+// pidfdNamespace asks for the mount namespace: ioctl_pidfd(2), Linux 6.11.
+func pidfdNamespace() error {
+	const getMountNamespace = 0xff03
+	fd, err := unix.PidfdOpen(1, 0)
+	if err != nil {
+		return err
+	}
+	return raw(unix.SYS_IOCTL, uintptr(fd), getMountNamespace, 0)
 }
 
 // queueSignal sends a signal that looks like no kill(2)'s.

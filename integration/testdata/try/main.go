@@ -37,7 +37,7 @@ func init() {
 		"status": status, "environ": environ, "namespaces": namespaces,
 		"dial": dial, "lookup": lookup, "echo": echo, "abstract": abstract, "interfaces": interfaces,
 		"eat": eat, "fork": fork, "open": openMany, "thread": thread, "burn": burn, "openat2": openat2, "loose": loose,
-		"nested": nested, "unmount": unmount, "remount": remount, "mountfs": mountFS,
+		"nested": nested, "unmount": unmount, "remount": remount, "mountfs": mountFS, "freshproc": freshProc,
 	}
 }
 
@@ -127,7 +127,8 @@ func mount(arg []string) (string, error) {
 	return "", unix.Unmount(arg[0], 0)
 }
 
-// nested makes the attempt that arg is as uid 0 of user and mount namespaces of its own.
+// nested makes the attempt that arg is as uid 0 of namespaces of its own: those that a fresh
+// /proc and /sys belong to.
 func nested(arg []string) (string, error) {
 	list, err := json.Marshal([][]string{arg})
 	if err != nil {
@@ -135,7 +136,7 @@ func nested(arg []string) (string, error) {
 	}
 	cmd := exec.Command("/proc/self/exe", string(list))
 	cmd.SysProcAttr = &syscall.SysProcAttr{
-		Cloneflags:  syscall.CLONE_NEWUSER | syscall.CLONE_NEWNS,
+		Cloneflags:  syscall.CLONE_NEWUSER | syscall.CLONE_NEWNS | syscall.CLONE_NEWPID | syscall.CLONE_NEWNET,
 		UidMappings: []syscall.SysProcIDMap{{HostID: os.Getuid(), Size: 1}},
 	}
 	out, err := cmd.Output()
@@ -159,6 +160,14 @@ func remount(arg []string) (string, error) {
 // mountFS mounts a file system of a kind on a folder, and leaves it there.
 func mountFS(arg []string) (string, error) {
 	return "", unix.Mount("try", arg[1], arg[0], 0, "")
+}
+
+// freshProc mounts a /proc on a folder, and opens a file there for writing.
+func freshProc(arg []string) (string, error) {
+	if err := unix.Mount("try", arg[0], "proc", 0, ""); err != nil {
+		return "", err
+	}
+	return openWrite([]string{filepath.Join(arg[0], arg[1])})
 }
 
 func setuid(arg []string) (string, error) {
