@@ -92,6 +92,16 @@ func TestDaemonAnswers(t *testing.T) {
 			}
 		})
 	}
+	t.Run("attach: no frames", func(t *testing.T) {
+		d.proxy.rule(answer("attach", attachedTo([]byte("hello, world"))))
+		begin := time.Now()
+		r, started := d.launch(t)
+		r.refused(t, shim.ReasonEngineLost)
+		if started || left() != "" {
+			t.Errorf("the agent started: %v, containers left: %q", started, left())
+		}
+		t.Logf("ended after %v", time.Since(begin).Round(time.Millisecond))
+	})
 	t.Run("control", func(t *testing.T) {
 		d.proxy.rule(proxyRules{})
 		if r, started := d.launch(t); r.Code != 0 || !started {

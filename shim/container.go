@@ -348,7 +348,8 @@ func refusedByInit(r wire.Refused) error {
 // lost says why the connection ended before init said how the harness ended.
 func (c *container) lost(err error) error {
 	c.lifeline()
-	if !within(endTimeout, c.engine.done()) {
+	// A stream that is not the container's carries no lifeline either.
+	if errors.Is(err, errMultiplexed) || !within(endTimeout, c.engine.done()) {
 		c.engine.drop() // end need not wait for it again
 		return &Error{Reason: ReasonEngineLost, Msg: "the engine does not say how the container ended", Err: err}
 	}
