@@ -233,3 +233,35 @@ func TestPolicyTooLong(t *testing.T) {
 		}
 	})
 }
+
+// TestKilledBySystemCall: where a profile file leaves the machine's 32-bit ABI out, its programs
+// die of SIGSYS, and the end says what that is. The control is the same file with the ABI. C05.
+func TestKilledBySystemCall(t *testing.T) {
+	if runtime.GOARCH != "amd64" {
+		return // the program is i386's
+	}
+	each(t, func(t *testing.T, s setup) {
+		dir := s.private(t)
+		run := func(arches ...oci.Arch) result {
+			p := moby.DefaultProfile()
+			p.ArchMap, p.Architectures = nil, arches
+			b, err := json.Marshal(p)
+			if err != nil {
+				t.Fatal(err)
+			}
+			fields := withHelper(t, spec{"accept": []string{"custom-seccomp", "rootless-cgroup-limits"}, "seccomp": map[string]any{
+				"profile": place(t, filepath.Join(dir, fmt.Sprint(len(arches))), b, 0o644), "deny": []string{"ptrace", "process_vm_readv", "process_vm_writev"},
+			}})
+			s.own(t, dir)
+			return s.call(t, call{}, "exec", "--spec", s.write(t, fields), "--command", "--", "/try/calls386")
+		}
+		r := run(oci.ArchX86_64)
+		if r.Code != 159 || r.Stdout != "" {
+			t.Errorf("%+v", r)
+		}
+		wantText(t, r.Stderr, "agentshim: a system call filter killed the program (SIGSYS)")
+		if r := run(oci.ArchX86_64, oci.ArchX86).ok(t); !strings.HasPrefix(r.Stdout, "13\n") || strings.Contains(r.Stderr, "SIGSYS") {
+			t.Errorf("%+v", r)
+		}
+	})
+}

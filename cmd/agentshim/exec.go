@@ -11,6 +11,7 @@ import (
 
 	"github.com/sirupsen/logrus"
 	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 	"golang.org/x/term"
 
 	"github.com/agentshim/agentshim/shim"
@@ -149,6 +150,9 @@ func printEnd(w io.Writer, rec shim.Record) {
 	printGit(w, rec)
 	if rec.Harness != nil && rec.Harness.OOMKills > 0 {
 		fmt.Fprintf(w, "agentshim: the kernel killed %d process(es) of the container for lack of memory (resources.memoryMb)\n", rec.Harness.OOMKills)
+	}
+	if rec.Harness != nil && rec.Exit == 128+int(unix.SIGSYS) {
+		fmt.Fprintf(w, "agentshim: a system call filter killed the program (SIGSYS): agentshim's policy does so only to programs for an ABI that seccomp.profile doesn't list (32-bit ones), else it was a filter of its own\n")
 	}
 }
 
