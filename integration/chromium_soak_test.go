@@ -29,3 +29,20 @@ func TestChromium(t *testing.T) {
 		}
 	})
 }
+
+// TestChromiumSandbox: the browser starts with its own sandbox under the profile nested, and,
+// the control, not under the default one.
+func TestChromiumSandbox(t *testing.T) {
+	page := []string{"run", "sh", "-c", `chromium-headless-shell --disable-gpu --disable-dev-shm-usage --dump-dom 'data:text/html,works' 2>&1 | grep -oE '>works<|No usable sandbox' | sort -u`}
+	inTurn(t, func(t *testing.T, s setup) {
+		for profile, want := range map[string]string{"nested": "ok: >works<", "default": "ok: No usable sandbox"} {
+			got := endings(t, s.exec(t, s.write(t, reachFields(t, nil, spec{
+				"image": "agentshim/chromium:test", "resources": map[string]any{"memoryMb": 3072},
+				"seccomp": map[string]any{"profile": profile}, "accept": []string{"nested-seccomp", "rootless-cgroup-limits"},
+			})), attempts{page}.json(t)), attempts{page})
+			if out := strings.TrimSuffix(got.of(page...), " late"); out != want {
+				t.Errorf("%s: %s, want %s", profile, out, want)
+			}
+		}
+	})
+}

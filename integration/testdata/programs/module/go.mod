@@ -1,0 +1,3 @@
+module example.com/threads
+
+go 1.26
