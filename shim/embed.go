@@ -6,6 +6,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"syscall"
 )
 
 // make build puts agentshim-init and agentshim-netns here.
@@ -24,8 +25,11 @@ func unpackInit(dir string) (string, error) {
 
 func unpackHelper(path string) error { return unpack("agentshim-netns", path, 0o555) }
 
-// unpack writes an embedded program to path.
+// unpack writes an embedded program to path. No process is forked meanwhile: it would have
+// the file open for writing until its exec, which is ETXTBSY to who starts the program.
 func unpack(name, path string, mode os.FileMode) error {
+	syscall.ForkLock.RLock()
+	defer syscall.ForkLock.RUnlock()
 	src, err := embedded.Open("embedded/" + name)
 	if err != nil {
 		return notEmbedded(name)
