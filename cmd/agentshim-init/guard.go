@@ -38,8 +38,8 @@ const (
 	// processors bounds the threads that run Go code at one time.
 	processors = 2
 	// spareThreads are enough for every goroutine of init to be in a system call
-	// while the processors run others.
-	spareThreads = 6
+	// while the processors run others; those of tunnels are there one at a time.
+	spareThreads = 7
 	// gcPercent keeps the heap near its live size, some hundred KiB.
 	gcPercent = 20
 )

@@ -44,8 +44,10 @@ func main() {
 	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
 		fatal("prctl PR_SET_DUMPABLE", err)
 	}
+	conn := wire.NewConn(os.NewFile(0, "wire-in"), os.NewFile(1, "wire-out"))
 	in := &initProcess{
-		conn:     wire.NewConn(os.NewFile(0, "wire-in"), os.NewFile(1, "wire-out")),
+		conn:     conn,
+		tunnels:  wire.NewTunnels(conn),
 		oomScore: openOwnOOMScore(),
 		oomKills: openOOMCounter(),
 	}

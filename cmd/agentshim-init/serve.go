@@ -30,6 +30,7 @@ type initProcess struct {
 	stdin    *wire.Sink
 	outputs  [3]*wire.Source // by stream; Stdin is unused, with a terminal Stderr too
 	terminal *terminal
+	tunnels  *wire.Tunnels
 }
 
 // serve takes the shim's frames until the connection ends, and with it the
@@ -61,9 +62,23 @@ func (in *initProcess) handle(f wire.Frame) error {
 			return unexpected(f)
 		}
 		return in.stream(f)
+	case wire.KindDial, wire.KindTunnelData, wire.KindTunnelEOF, wire.KindTunnelCredit, wire.KindTunnelEnd:
+		if !in.launched {
+			return unexpected(f)
+		}
+		return in.tunnel(f)
 	default:
 		return unexpected(f)
 	}
+}
+
+// tunnel handles the frames of published ports. What fails in one is the tunnel's end, not
+// the container's.
+func (in *initProcess) tunnel(f wire.Frame) error {
+	if f.Kind == wire.KindDial {
+		return in.tunnels.Accept(f, dial)
+	}
+	return in.tunnels.Handle(f)
 }
 
 func unexpected(f wire.Frame) error {

@@ -24,22 +24,27 @@ type Kind uint8
 
 // The kinds of frame. Those marked → go from the shim to init, ← the other way.
 const (
-	KindHello    Kind = 1 + iota // ← Hello
-	KindProbe                    // → ask for a live network probe
-	KindProbed                   // ← Probed
-	KindFile                     // → File: the next KindFileData frames are its content
-	KindFileData                 // → bytes
-	KindLaunch                   // → Launch
-	KindStarted                  // ← the harness runs
-	KindRefused                  // ← Refused: the harness was not started
-	KindData                     // ↔ bytes of a stream
-	KindEOF                      // ↔ end of a stream
-	KindCredit                   // ↔ big-endian uint32: further bytes the peer may send
-	KindSignal                   // → big-endian uint32: signal number for the harness
-	KindExit                     // ← Exit
-	KindWindow                   // → big-endian uint32: a Size, packed, for the harness's terminal
-	KindBack                     // ← Back: the next KindBackData frames are its content
-	KindBackData                 // ← bytes
+	KindHello        Kind = 1 + iota // ← Hello
+	KindProbe                        // → ask for a live network probe
+	KindProbed                       // ← Probed
+	KindFile                         // → File: the next KindFileData frames are its content
+	KindFileData                     // → bytes
+	KindLaunch                       // → Launch
+	KindStarted                      // ← the harness runs
+	KindRefused                      // ← Refused: the harness was not started
+	KindData                         // ↔ bytes of a stream
+	KindEOF                          // ↔ end of a stream
+	KindCredit                       // ↔ big-endian uint32: further bytes the peer may send
+	KindSignal                       // → big-endian uint32: signal number for the harness
+	KindExit                         // ← Exit
+	KindWindow                       // → big-endian uint32: a Size, packed, for the harness's terminal
+	KindBack                         // ← Back: the next KindBackData frames are its content
+	KindBackData                     // ← bytes
+	KindDial                         // → big-endian uint32: a port inside to connect a new tunnel to
+	KindTunnelData                   // ↔ bytes of a tunnel
+	KindTunnelEOF                    // ↔ end of one direction of a tunnel
+	KindTunnelCredit                 // ↔ big-endian uint32: further bytes the peer may send
+	KindTunnelEnd                    // ↔ the sender's last frame of a tunnel
 	kindEnd
 )
 
@@ -61,14 +66,17 @@ const (
 	MaxLaunch = 4 << 20
 	MaxHello  = 512 << 10
 	MaxNote   = 64 << 10
-	// Window is the credit each stream starts with.
-	Window = 256 << 10
+	// Window is the credit each stream starts with, TunnelWindow that of each direction
+	// of a tunnel.
+	Window       = 256 << 10
+	TunnelWindow = 64 << 10
 )
 
 // ErrProtocol is what a peer that breaks the protocol ends with.
 var ErrProtocol = errors.New("wire protocol broken")
 
-// Frame is one frame. Payload is valid until the next Recv.
+// Frame is one frame. Stream is the stream's or the tunnel's number. Payload is valid
+// until the next Recv.
 type Frame struct {
 	Kind    Kind
 	Stream  uint8
@@ -96,11 +104,11 @@ func NewConn(r io.Reader, w io.Writer) *Conn {
 // bounds are the least and the most bytes a frame's payload has.
 func bounds(k Kind) (least, most int) {
 	switch k {
-	case KindData, KindFileData, KindBackData:
+	case KindData, KindFileData, KindBackData, KindTunnelData:
 		return 1, MaxData
-	case KindProbe, KindStarted, KindEOF:
+	case KindProbe, KindStarted, KindEOF, KindTunnelEOF, KindTunnelEnd:
 		return 0, 0
-	case KindCredit, KindSignal, KindWindow:
+	case KindCredit, KindSignal, KindWindow, KindDial, KindTunnelCredit:
 		return 4, 4
 	case KindHello:
 		return 1, MaxHello
@@ -111,8 +119,17 @@ func bounds(k Kind) (least, most int) {
 	}
 }
 
-// ofStream says whether a frame of that kind belongs to a data stream.
-func ofStream(k Kind) bool { return k == KindData || k == KindEOF || k == KindCredit }
+// lastStream is the highest number that a frame of that kind may have.
+func lastStream(k Kind) uint8 {
+	switch k {
+	case KindData, KindEOF, KindCredit:
+		return Stderr
+	case KindDial, KindTunnelData, KindTunnelEOF, KindTunnelCredit, KindTunnelEnd:
+		return MaxTunnels - 1
+	default:
+		return 0
+	}
+}
 
 // Recv reads one frame. It returns io.EOF when the peer closed between frames,
 // io.ErrUnexpectedEOF inside one, ErrProtocol for what no peer of this version sends.
@@ -147,7 +164,7 @@ func checkHeader(k Kind, stream uint8, n int64) error {
 	switch {
 	case k == 0 || k >= kindEnd:
 		return fmt.Errorf("%w: frame kind %d", ErrProtocol, k)
-	case stream > Stderr || stream != 0 && !ofStream(k):
+	case stream > lastStream(k):
 		return fmt.Errorf("%w: frame kind %d of stream %d", ErrProtocol, k, stream)
 	case n < int64(least) || n > int64(most):
 		return fmt.Errorf("%w: frame kind %d of %d bytes", ErrProtocol, k, n)
@@ -193,7 +210,7 @@ func (c *Conn) SendJSON(k Kind, v any) error {
 	return c.Send(k, 0, b)
 }
 
-// SendUint32 writes a credit, signal or window frame.
+// SendUint32 writes a frame that carries one number.
 func (c *Conn) SendUint32(k Kind, stream uint8, n uint32) error {
 	return c.Send(k, stream, binary.BigEndian.AppendUint32(nil, n))
 }
@@ -209,7 +226,7 @@ func (f Frame) JSON(v any) error {
 	return nil
 }
 
-// Uint32 decodes a credit, signal or window frame's payload.
+// Uint32 decodes the payload of a frame that carries one number.
 func (f Frame) Uint32() (uint32, error) {
 	if len(f.Payload) != 4 {
 		return 0, fmt.Errorf("%w: frame kind %d of %d bytes", ErrProtocol, f.Kind, len(f.Payload))

@@ -82,6 +82,11 @@ var kindRules = []struct {
 	{KindWindow, 4, 4, 0},
 	{KindBack, 1, 64 << 10, 0},
 	{KindBackData, 1, 32 << 10, 0},
+	{KindDial, 4, 4, 127},
+	{KindTunnelData, 1, 32 << 10, 127},
+	{KindTunnelEOF, 0, 0, 127},
+	{KindTunnelCredit, 4, 4, 127},
+	{KindTunnelEnd, 0, 0, 127},
 }
 
 // TestBounds holds Recv and Send to the same rules.

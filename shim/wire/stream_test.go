@@ -265,7 +265,7 @@ func TestControlPassesStalledStream(t *testing.T) {
 			}
 		})
 		synctest.Wait()
-		if source.credit != 0 {
+		if source.left != 0 {
 			t.Error("the stream is not stalled")
 		}
 		if err := inside.SendJSON(KindExit, Exit{Code: 3}); err != nil {
@@ -453,8 +453,8 @@ func TestAbandon(t *testing.T) {
 			}
 		}
 		synctest.Wait()
-		if !ended || source.credit != Window {
-			t.Errorf("ended %v, credit %d", ended, source.credit)
+		if !ended || source.left != Window {
+			t.Errorf("ended %v, credit %d", ended, source.left)
 		}
 		close(stalled.open)
 		synctest.Wait()
