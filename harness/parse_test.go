@@ -408,7 +408,6 @@ func TestNotBuilt(t *testing.T) {
 		{"$.fallbackOn", with(`"fallbackOn":[75]`)},
 		{"$.caCertificates", with(`"caCertificates":["a.pem"]`)},
 		{"$.egress.mode", with(`"egress":{"mode":"network"}`)},
-		{"$.egress.publish", with(`"egress":{"publish":["127.0.0.1:1:1"]}`)},
 		{"$.egress.brokers", with(`"egress":{"brokers":[{"name":"a","upstream":"https://a","header":"b","valueFrom":{}}]}`)},
 		{"$.egress.network", with(`"egress":{"network":"a"}`)},
 		{"$.egress.proxy", with(`"egress":{"proxy":"env"}`)},

@@ -221,8 +221,9 @@ type Egress struct {
 	Presets []string `json:"presets,omitempty" jsonschema:"minLength=1"`
 	// HostServices opens ports of the host's loopback under a name.
 	HostServices []HostService `json:"hostServices,omitempty"`
-	// Publish holds ADDRESS:HOSTPORT:PORT entries.
-	Publish []string `json:"publish,omitempty" jsonschema:"minLength=1"`
+	// Publish makes ports inside reachable on the host: PORT, HOSTPORT:PORT or ADDRESS:HOSTPORT:PORT,
+	// an IPv6 address in brackets. The address is 127.0.0.1 where none is given; host port 0 is chosen by the kernel.
+	Publish []string `json:"publish,omitempty" jsonschema:"minLength=1,maxItems=64"`
 	// Brokers add credentials outside the container.
 	Brokers []Broker `json:"brokers,omitempty"`
 	// Network is the engine network that mode network attaches.

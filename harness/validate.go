@@ -47,6 +47,7 @@ func (c *checker) all() {
 	c.durations()
 	c.accepted()
 	c.presets()
+	c.published()
 	c.missingFeatures()
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -44,6 +45,8 @@ type container struct {
 	// way makes the way out, egress is it; nil without one.
 	way    *way
 	egress *egress
+	// published are the host's ports that lead inside.
+	published *published
 	// look finds what appears in the workspace, nil where the agent can't write to it.
 	look *plantedLook
 	// backs are the home's files that come back at the end.
@@ -85,6 +88,9 @@ func (c *container) drive(ctx context.Context, rec *Record) error {
 		return err
 	}
 	c.egress.let()
+	if err := c.published.listen(c.p.job.Notice); err != nil {
+		return err
+	}
 	if err := c.launch(); err != nil {
 		return err
 	}
@@ -381,6 +387,8 @@ func (c *container) end(failed error) error {
 	}
 	defer c.engine.close()
 	c.lifeline()
+	// Tunnels may have sent on; an engine that can't hand that over does not end.
+	go func() { _, _ = io.Copy(io.Discard, c.engine.stdout()) }()
 	ended := within(endTimeout, c.engine.done())
 	if !ended {
 		c.engine.drop()

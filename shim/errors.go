@@ -39,6 +39,7 @@ const (
 	ReasonWidening          Reason = "widening"
 	ReasonPosture           Reason = "posture"
 	ReasonEgressSetup       Reason = "egress-setup"
+	ReasonPublish           Reason = "publish"
 	ReasonMount             Reason = "mount"
 	ReasonGit               Reason = "git"
 	ReasonPolicy            Reason = "policy"
@@ -87,6 +88,7 @@ func Reasons() []ReasonInfo {
 		{ReasonWidening, false, "The file opens something that it does not also accept by name."},
 		{ReasonPosture, false, "The container is not what was planned."},
 		{ReasonEgressSetup, true, "The network policy could not be applied or proven."},
+		{ReasonPublish, true, "A port of egress.publish can't be listened on."},
 		{ReasonMount, false, "A mount is refused or its source is not usable, or the workspace can't be copied."},
 		{ReasonGit, false, "The workspace's repository can't be given to the agent as asked, or its commits can't be taken back."},
 		{ReasonPolicy, false, "The network or system call policy is not valid or is denied."},

@@ -28,7 +28,7 @@ func TestReasonsAreDocumentedOnce(t *testing.T) {
 	for _, r := range []Reason{
 		ReasonSpecInvalid, ReasonEngineMissing, ReasonEngineDenied, ReasonEngineDown, ReasonEngineContext, ReasonEngineRemote,
 		ReasonEngineMismatch, ReasonEngineUnsupported, ReasonEngineFailed, ReasonImageMissing, ReasonImagePlatform, ReasonImageUser, ReasonIdentity, ReasonOutputClosed, ReasonEgressLost,
-		ReasonPullFailed, ReasonHarnessMissing, ReasonGap, ReasonWidening, ReasonPosture, ReasonEgressSetup, ReasonMount, ReasonGit, ReasonPolicy,
+		ReasonPullFailed, ReasonHarnessMissing, ReasonGap, ReasonWidening, ReasonPosture, ReasonEgressSetup, ReasonPublish, ReasonMount, ReasonGit, ReasonPolicy,
 		ReasonEnvMissing, ReasonCredentials, ReasonPrompt, ReasonState, ReasonInitMissing, ReasonInitLost, ReasonEngineLost, ReasonTimeout, ReasonInterrupted, ReasonInternal,
 	} {
 		if !seen[r] {

@@ -43,6 +43,8 @@ type Record struct {
 	Copy *CopyRecord `json:"copy,omitempty"`
 	// Egress is what the run could reach, once that is decided.
 	Egress *EgressRecord `json:"egress,omitempty"`
+	// Publish are the ports on the host that lead into the sandbox.
+	Publish []PublishRecord `json:"publish,omitempty"`
 	// Git is what became of the workspace's repository, nil where it has none.
 	Git    *GitRecord `json:"git,omitempty"`
 	Phases []Phase    `json:"phases,omitempty"`

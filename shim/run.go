@@ -383,6 +383,15 @@ func (r *Record) describe(p *prepared) {
 
 // execute makes the run's folder, runs the container and removes both.
 func (p *prepared) execute(ctx context.Context, rec *Record) (err error) {
+	published, err := bindPublished(p.plan.Publish)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		published.close()
+		rec.Publish = published.records()
+	}()
+	rec.Publish = published.records()
 	// The record stands before the container does, so that a later run can reclaim it.
 	if err := rec.write(p.folders); err != nil {
 		return err
@@ -415,7 +424,7 @@ func (p *prepared) execute(ctx context.Context, rec *Record) (err error) {
 		}
 	}()
 	look := p.lookForPlanted(ctx)
-	c := &container{p: p, paths: paths, look: look, backs: newBacks(p.files)}
+	c := &container{p: p, paths: paths, look: look, published: published, backs: newBacks(p.files)}
 	err = c.drive(ctx, rec)
 	err = egressFailed(err, c.egress.close(rec))
 	ended := c.end(err)

@@ -24,6 +24,7 @@ func (c *container) stream() (wire.Exit, error) {
 	defer c.p.terminal.close()
 	s := c.newStreams()
 	defer s.close()
+	c.published.serve(s.tunnels, s.start)
 	ctl := c.p.control
 	ctl.started(s, c.p.terminal != nil, duration(c.p.job.Harness.Timeout))
 	defer ctl.over()
@@ -63,6 +64,7 @@ type streams struct {
 	dropped chan struct{}
 	orders  chan order
 	over    chan struct{}
+	tunnels *wire.Tunnels
 }
 
 // order is a number on its way to init.
@@ -78,6 +80,7 @@ func (c *container) newStreams() *streams {
 	s := &streams{
 		c: c, stdin: wire.NewSource(c.conn, wire.Stdin), done: make(chan error, 2), closed: make(chan error, 3),
 		dropped: make(chan struct{}), orders: make(chan order, maxOrders), over: make(chan struct{}),
+		tunnels: wire.NewTunnels(c.conn),
 	}
 	s.giveUp = sync.OnceFunc(func() { close(s.dropped) })
 	// The end of standard error is no reason to end a run whose output is read.
@@ -178,7 +181,16 @@ func (s *streams) cut() {
 }
 
 // close ends what runs beside the receiving loop and does not end with it.
-func (s *streams) close() { close(s.over) }
+func (s *streams) close() {
+	close(s.over)
+	s.unpublish()
+}
+
+// unpublish frees the host's ports and resets what came over them.
+func (s *streams) unpublish() {
+	s.c.published.close()
+	s.tunnels.Close()
+}
 
 // watchInterval is how soon a watch ends after its run.
 const watchInterval = time.Second
@@ -242,6 +254,8 @@ func (s *streams) handle(f wire.Frame, exit *wire.Exit) error {
 			return wire.ErrProtocol
 		}
 		return s.stdin.Grant(n)
+	case wire.KindTunnelData, wire.KindTunnelEOF, wire.KindTunnelCredit, wire.KindTunnelEnd:
+		return s.tunnels.Handle(f)
 	case wire.KindBack:
 		return s.c.backs.begin(f)
 	case wire.KindBackData:
@@ -264,6 +278,7 @@ func (s *streams) handle(f wire.Frame, exit *wire.Exit) error {
 // finish ends the streams of a harness that ended. Where nobody can have seen its
 // output, that is no success.
 func (s *streams) finish(exit wire.Exit) error {
+	s.unpublish()
 	err := s.drain()
 	if status, _ := exit.Status(); err == nil && status == 0 && s.c.p.terminal.gone() {
 		return outputClosed(syscall.EIO)

@@ -42,7 +42,7 @@ func Compile(h harness.Harness, host Host, o Options) (Plan, error) {
 		c.plan.Capabilities = []string{}
 	}
 	for _, step := range []func() error{
-		c.engine, c.identity, c.image, c.limits, c.mounts, c.copy, c.devices, c.kernel, c.seccomp, c.egress, c.process, c.etc, c.notes,
+		c.engine, c.identity, c.image, c.limits, c.mounts, c.copy, c.devices, c.kernel, c.seccomp, c.egress, c.publish, c.process, c.etc, c.notes,
 	} {
 		c.errs = append(c.errs, step())
 	}
@@ -387,6 +387,7 @@ func (c *compiler) notes() error {
 	c.hostNotes()
 	c.fileNotes()
 	c.egressNotes()
+	c.publishNotes()
 	var errs []error
 	for i, notes := range [][]Note{c.plan.Widenings, c.plan.Gaps} {
 		reason := []string{"widening", "gap"}[i]

@@ -212,6 +212,9 @@ func (p Plan) Text() string {
 	line("folder", "%s", p.Process.Cwd)
 	line("variables", "%s", p.envText())
 	p.egressText(line)
+	for _, published := range p.Publish {
+		line("publish", "%s", published.text())
+	}
 	line("seccomp", "%s", strings.TrimSuffix(p.SeccompDigest+"; "+p.SeccompChanges, "; "))
 	line("limits", "%s", p.limitText())
 	line("root", "%s", map[bool]string{true: "read-only", false: "writable"}[p.ReadOnlyRootfs])

@@ -86,6 +86,8 @@ type Plan struct {
 	// EgressRules are the packet rules of the sandbox's network namespace, as lines of
 	// iptables-save; none where the mode has no way out.
 	EgressRules []string `json:"egressRules,omitempty"`
+	// Publish are the ports of the sandbox that are reached on the host.
+	Publish []Published `json:"publish,omitempty"`
 	// SeccompDigest identifies the system call policy.
 	SeccompDigest string `json:"seccompDigest"`
 	// SeccompChanges says in words how it differs from the default policy, empty where it does not.

@@ -36,7 +36,7 @@ import (
 var attempts = map[string]func(arg []string) (string, error){
 	"tcp": tcp, "udp": udp, "name": name, "dns": question, "tls": hello, "http": requests,
 	"datagram": datagram, "raw": raw, "echo": echo, "run": run, "many": many, "socket": socket, "upload": upload,
-	"fetch": fetch,
+	"fetch": fetch, "serve": serve,
 }
 
 // patience bounds an attempt, late is when a refusal was not quick.
