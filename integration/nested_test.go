@@ -10,12 +10,16 @@ import (
 )
 
 // nestedSandboxes are what agents bring along, each told to keep a program from writing where
-// the container lets it. Those that want a /proc of their own go on without.
+// the container lets it. Codex's goes on without a /proc of its own where it gets none.
 var nestedSandboxes = []struct{ name, command string }{
 	{"bubblewrap", `bwrap --ro-bind / / --dev-bind /dev /dev true && bwrap --ro-bind / / --dev-bind /dev /dev sh -c '! echo x >/tmp/f' && echo held`},
 	{"bubblewrap, processes, network and more of its own", `bwrap --ro-bind / / --dev-bind /dev /dev --unshare-all sh -c '! echo x >/tmp/f && kill -9 -1; echo held'`},
+	{"bubblewrap, a /proc of its own", ownProc},
 	{"codex", `cd "$HOME" && codex sandbox -- sh -c '! echo x >/tmp/f && echo held' 2>&1`},
 }
+
+// ownProc works only where nothing of /proc is masked.
+const ownProc = `bwrap --ro-bind / / --dev-bind /dev /dev --unshare-pid --proc /proc sh -c '! echo x >/tmp/f && test $$ -lt 9 && echo held'`
 
 // TestNestedSandboxes: C12, they work under the profile nested. The control is the default
 // one, which refuses what they begin with.
@@ -25,16 +29,23 @@ func TestNestedSandboxes(t *testing.T) {
 		ops = append(ops, []string{"run", "sh", "-c", b.command})
 	}
 	each(t, func(t *testing.T, s setup) {
-		run := func(profile string) tried {
+		run := func(profile string, accept ...string) tried {
 			file := s.write(t, programFields(t, spec{
-				"seccomp": map[string]any{"profile": profile}, "accept": []string{"nested-seccomp", "rootless-cgroup-limits"},
+				"seccomp": map[string]any{"profile": profile}, "accept": append(accept, "rootless-cgroup-limits"),
 			}))
 			return endings(t, s.exec(t, file, ops.json(t)), ops)
 		}
-		nested, standard := run("nested"), run("default")
+		standard, nested, unmasked := run("default"), run("nested", "nested-seccomp"), run("nested", "nested-seccomp", "unmasked-proc")
 		for i, b := range nestedSandboxes {
-			if out := strings.TrimSuffix(nested.of(ops[i]...), " late"); out != "ok: held" {
-				t.Errorf("%s: %s", b.name, out)
+			want := "ok: held"
+			if b.command == ownProc {
+				want = "ok: exit 1 bwrap: Can't mount proc on *: Operation not permitted"
+			}
+			if out := strings.TrimSuffix(nested.of(ops[i]...), " late"); !isOutcome(want, out) {
+				t.Errorf("%s: %s, want %s", b.name, out, want)
+			}
+			if out := strings.TrimSuffix(unmasked.of(ops[i]...), " late"); out != "ok: held" {
+				t.Errorf("%s with /proc unmasked: %s", b.name, out)
 			}
 			if out := standard.of(ops[i]...); !isOutcome("ok: exit 1 bwrap: No permissions to create new namespace*", out) {
 				t.Errorf("%s under the default policy: %s", b.name, out)
