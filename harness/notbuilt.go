@@ -14,9 +14,7 @@ var missingFeatures = []missing{
 	given("$.fallback", "", func(h *Harness) bool { return len(h.Fallback) > 0 }),
 	given("$.fallbackOn", "", func(h *Harness) bool { return len(h.FallbackOn) > 0 }),
 	given("$.caCertificates", "", func(h *Harness) bool { return len(h.CACertificates) > 0 }),
-	given("$.egress.mode", "write deny-all, allow-list or open", func(h *Harness) bool { return h.Egress.Mode == "network" }),
 	given("$.egress.brokers", "", func(h *Harness) bool { return len(h.Egress.Brokers) > 0 }),
-	given("$.egress.network", "", func(h *Harness) bool { return h.Egress.Network != "" }),
 	given("$.egress.proxy", "", func(h *Harness) bool { return h.Egress.Proxy != "" }),
 	given("$.session", "", func(h *Harness) bool { return h.Session != nil }),
 }

@@ -407,9 +407,7 @@ func TestNotBuilt(t *testing.T) {
 		{"$.fallback", with(`"fallback":[{"harness":{"binary":"x"}}]`)},
 		{"$.fallbackOn", with(`"fallbackOn":[75]`)},
 		{"$.caCertificates", with(`"caCertificates":["a.pem"]`)},
-		{"$.egress.mode", with(`"egress":{"mode":"network"}`)},
 		{"$.egress.brokers", with(`"egress":{"brokers":[{"name":"a","upstream":"https://a","header":"b","valueFrom":{}}]}`)},
-		{"$.egress.network", with(`"egress":{"network":"a"}`)},
 		{"$.egress.proxy", with(`"egress":{"proxy":"env"}`)},
 		{"$.session", with(`"session":{}`)},
 	} {

@@ -235,10 +235,11 @@ type Egress struct {
 }
 
 // Allow is one allowed target: an object, or the string HOST[:PORT] or
-// CIDR[:PORT]. The string stands in Host as written, with its port; taking it
+// CIDR[:PORT][/udp]. The string stands in Host as written, with its port; taking it
 // apart is the network policy's work.
 type Allow struct {
-	// Host is a name, *.name, an address or a CIDR range.
+	// Host is a name, *.name, an address or a CIDR range; the last two with /udp behind
+	// in mode network.
 	Host string `json:"host" jsonschema:"minLength=1"`
 	// Port is the allowed port. Default 443; of a CIDR range all.
 	Port int `json:"port,omitempty" jsonschema:"minimum=1,maximum=65535"`

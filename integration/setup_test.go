@@ -252,11 +252,17 @@ func (s setup) call(t *testing.T, c call, args ...string) result {
 // bare runs the engine's own client, for control runs.
 func (s setup) bare(t *testing.T, args ...string) result {
 	t.Helper()
+	return s.bareIn(t, nil, args...)
+}
+
+// bareIn is bare in the world's namespaces, nil for the host's.
+func (s setup) bareIn(t *testing.T, w *world, args ...string) result {
+	t.Helper()
 	path, err := exec.LookPath(s.engine)
 	if err != nil {
 		t.Fatal(err)
 	}
-	cmd, cancel := s.command(t, call{}, path, args...)
+	cmd, cancel := s.command(t, call{Net: w}, path, args...)
 	defer cancel()
 	return finish(t, cmd)
 }

@@ -3,6 +3,8 @@ package netpolicy
 import (
 	"encoding/binary"
 	"net"
+	"net/netip"
+	"strings"
 
 	"github.com/miekg/dns"
 )
@@ -15,11 +17,15 @@ const ttl = 60
 const udpSize = 1232
 
 // Resolver answers a sandbox's DNS questions without asking anybody: permitted names
-// get a synthetic address, everything else does not exist.
+// get a synthetic address, siblings' names their own, everything else does not exist.
 type Resolver struct {
 	Names *Names
 	// Permitted reports whether a canonical name is the target of some rule.
 	Permitted func(name string) bool
+	// Siblings gives the addresses of another container of the sandbox's network, none for
+	// what is no sibling's name; nil where there is no network. Names of one label come here
+	// only. Who answers must not ask anybody outside: the sandbox chooses the names.
+	Siblings func(name string) []netip.Addr
 	// Refused is told each question for a name that is not permitted; it may be nil.
 	// The name is canonical, or empty for one that is no host name.
 	Refused func(name string)
@@ -40,8 +46,44 @@ func overfull(packet []byte) bool {
 	return n > maxRecords
 }
 
+// siblingTTL is that of a sibling's address, in seconds: containers come and go.
+const siblingTTL = 2
+
+// siblings are the addresses of another container, nil for none.
+func (r Resolver) siblings(name string) []netip.Addr {
+	name = strings.ToLower(strings.TrimSuffix(name, "."))
+	if r.Siblings == nil || !isSiblingName(name) {
+		return nil
+	}
+	return r.Siblings(name)
+}
+
+// isSiblingName takes what engines take for names of containers: letters, digits, hyphens,
+// underscores and dots.
+func isSiblingName(name string) bool {
+	strange := func(c rune) bool {
+		return (c < 'a' || c > 'z') && (c < '0' || c > '9') && c != '-' && c != '_' && c != '.'
+	}
+	return name != "" && len(name) <= 253 && !strings.ContainsFunc(name, strange)
+}
+
+// siblingRecords answer for the addresses of the family that is asked for.
+func siblingRecords(q dns.Question, addrs []netip.Addr) []dns.RR {
+	var out []dns.RR
+	for _, a := range addrs {
+		head := dns.RR_Header{Name: q.Name, Rrtype: q.Qtype, Class: dns.ClassINET, Ttl: siblingTTL}
+		switch {
+		case q.Qtype == dns.TypeA && a.Is4():
+			out = append(out, &dns.A{Hdr: head, A: a.AsSlice()})
+		case q.Qtype == dns.TypeAAAA && a.Is6():
+			out = append(out, &dns.AAAA{Hdr: head, AAAA: a.AsSlice()})
+		}
+	}
+	return out
+}
+
 // Answer gives the reply to one message, nil for what deserves none: a response,
-// nothing that can be parsed, or more than a question has. It never looks anything up.
+// nothing that can be parsed, or more than a question has. It never looks a name up.
 func (r Resolver) Answer(packet []byte) []byte {
 	if overfull(packet) {
 		return nil
@@ -80,6 +122,10 @@ func (r Resolver) answer(q, reply *dns.Msg) int {
 	}
 	name, err := CanonicalName(question.Name)
 	if err != nil || !r.Permitted(name) {
+		if found := r.siblings(question.Name); found != nil {
+			reply.Answer = siblingRecords(question, found)
+			return dns.RcodeSuccess
+		}
 		if r.Refused != nil {
 			r.Refused(name)
 		}

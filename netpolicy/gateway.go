@@ -120,9 +120,18 @@ type Gateway struct {
 // NewGateway serves the listeners, which are the gateway's from now on, by the table.
 // It is not open yet. log is told each decision, from many goroutines at once, and a
 // permission before a byte moves by it. Its error ends all traffic for good: nothing is
-// carried that is not logged.
-func NewGateway(t *Table, l Listeners, log func(Event) error) *Gateway {
+// carried that is not logged. siblings is Resolver.Siblings, asked for what no deny entry
+// names; it may be nil, and takes part in how fast questions are answered.
+func NewGateway(t *Table, l Listeners, siblings func(name string) []netip.Addr, log func(Event) error) *Gateway {
 	g := newGateway(t, l, log)
+	if siblings != nil {
+		g.answers.Siblings = func(name string) []netip.Addr {
+			if _, denied := onPort(t.deny.named(name), 0); denied {
+				return nil
+			}
+			return siblings(name)
+		}
+	}
 	g.start()
 	return g
 }

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"net"
 	"net/netip"
 	"os"
@@ -17,7 +16,7 @@ import (
 )
 
 // maxHandover bounds the one message of a hand-over, in bytes.
-const maxHandover = 64 << 10
+const maxHandover = 192 << 10
 
 // handoverVersion is that of both messages.
 const handoverVersion = 3
@@ -40,6 +39,10 @@ type Order struct {
 type Setup struct {
 	// Renderer is Nftables or Iptables; empty is Nftables.
 	Renderer string `json:"renderer,omitempty"`
+	// Rules are the packet rules.
+	Rules Ruleset `json:"rules"`
+	// Network is what the sandbox is attached to, nil for nothing.
+	Network *Network `json:"network,omitempty"`
 }
 
 // Report is what a helper did in a sandbox's network namespace, or why it didn't.
@@ -85,26 +88,28 @@ func (s Sockets) Close() {
 func ThreadNetns() (string, error) { return os.Readlink("/proc/thread-self/ns/net") }
 
 // Apply makes the one way out of the calling thread's network namespace, which must be
-// a fresh one: listeners first, then the packet rules, read back, and the route last,
-// so that no packet ever leaves a socket without the rules. The caller has made sure
+// a fresh one, or attached to the one network: listeners first, then the packet rules, read
+// back, and the route last, so that without a network no packet ever leaves a socket without
+// the rules. The caller has made sure
 // that the namespace is the sandbox's. What Apply did before an error stays, and leads
 // nowhere. The iptables renderer runs programs with this one's environment.
 func Apply(s Setup) (Sockets, Report, error) {
-	if err := checkFresh(); err != nil {
+	if len(s.Rules.Chains) == 0 {
+		return nil, Report{}, errors.New("no packet rules are given")
+	}
+	if err := errors.Join(checkNamespace(s.Network), loopbackUp()); err != nil {
 		return nil, Report{}, err
 	}
-	ipv6, err := hasIPv6()
+	sockets, err := s.listen()
 	if err != nil {
 		return nil, Report{}, err
 	}
-	if err := loopbackUp(); err != nil {
+	// Once more: what changes after the watch began is told by it.
+	if err := checkNamespace(s.Network); err != nil {
+		sockets.Close()
 		return nil, Report{}, err
 	}
-	sockets, err := listenAll()
-	if err != nil {
-		return nil, Report{}, err
-	}
-	report, err := s.apply(SandboxRules(ipv6))
+	report, err := s.apply()
 	if err != nil {
 		sockets.Close()
 		return nil, Report{}, err
@@ -112,19 +117,23 @@ func Apply(s Setup) (Sockets, Report, error) {
 	return sockets, report, nil
 }
 
-func (s Setup) apply(rules Ruleset) (Report, error) {
-	renderer, err := newRenderer(s.Renderer, rules)
+func (s Setup) apply() (Report, error) {
+	renderer, err := newRenderer(s.Renderer, s.Rules)
 	if err != nil {
 		return Report{}, err
 	}
-	if err := renderer.apply(rules); err != nil {
+	if err := renderer.apply(s.Rules); err != nil {
 		return Report{}, err
 	}
-	if err := AddWay(); err != nil {
+	way := everything
+	if s.Network != nil {
+		way = namePool // all other addresses have routes of the network's
+	}
+	if err := AddWay(way); err != nil {
 		return Report{}, err
 	}
 	report := Report{Version: handoverVersion, Renderer: renderer.name()}
-	if report.Rules, err = renderer.read(rules); err != nil {
+	if report.Rules, err = renderer.read(s.Rules); err != nil {
 		return Report{}, err
 	}
 	if report.Others, err = renderer.others(); err != nil {
@@ -134,16 +143,7 @@ func (s Setup) apply(rules Ruleset) (Report, error) {
 	return report, err
 }
 
-// hasIPv6: the file is missing only where the kernel has no IPv6.
-func hasIPv6() (bool, error) {
-	_, err := os.Stat("/proc/thread-self/net/if_inet6")
-	if errors.Is(err, fs.ErrNotExist) {
-		return false, nil
-	}
-	return err == nil, err
-}
-
-func listenAll() (Sockets, error) {
+func (s Setup) listen() (Sockets, error) {
 	var out Sockets
 	for _, p := range planned {
 		fd, err := listenOn(p.kind, p.proto, p.addr)
@@ -153,7 +153,15 @@ func listenAll() (Sockets, error) {
 		}
 		out = append(out, fd)
 	}
-	return out, nil
+	if s.Network == nil {
+		return out, nil
+	}
+	fd, err := openWatch()
+	if err != nil {
+		out.Close()
+		return nil, fmt.Errorf("netlink: %w", err)
+	}
+	return append(out, fd), nil
 }
 
 func listenOn(kind, proto int, addr netip.AddrPort) (int, error) {
@@ -323,16 +331,20 @@ func (p *Peer) Order(o Order, timeout time.Duration) error {
 	return nil
 }
 
-// Receive takes the helper's one message. Every socket in it is checked: that it is
+// Receive takes the helper's one message, with a watch where there is a network. Every socket in it is checked: that it is
 // what was planned, and that it lies in the network namespace of that cookie, which is
 // not the caller's own. Anything else is ErrHandover with nothing left open. A Report
 // with an Error is returned with nothing else and no error. The rules in the report
 // are the helper's word: the caller compares them.
-func (p *Peer) Receive(cookie uint64, timeout time.Duration) (Listeners, Report, error) {
+func (p *Peer) Receive(cookie uint64, network *Network, timeout time.Duration) (Listeners, Report, error) {
 	if err := p.conn.SetReadDeadline(time.Now().Add(timeout)); err != nil {
 		return Listeners{}, Report{}, err
 	}
-	files, report, err := receive(p.conn)
+	count := len(planned)
+	if network != nil {
+		count++
+	}
+	files, report, err := receive(p.conn, count)
 	defer closeAll(files) // what is passed on are duplicates
 	if err != nil || report.Error != "" {
 		return Listeners{}, report, err
@@ -340,7 +352,7 @@ func (p *Peer) Receive(cookie uint64, timeout time.Duration) (Listeners, Report,
 	if err := checkSockets(files, cookie); err != nil {
 		return Listeners{}, Report{}, err
 	}
-	listeners, err := adopt(files)
+	listeners, err := adopt(files, network)
 	return listeners, report, err
 }
 
@@ -369,9 +381,9 @@ func closeAll(files []*os.File) {
 }
 
 // receive takes one message. It returns every descriptor that came, also with an error.
-func receive(conn *net.UnixConn) ([]*os.File, Report, error) {
+func receive(conn *net.UnixConn, want int) ([]*os.File, Report, error) {
 	message := make([]byte, maxHandover)
-	rights := make([]byte, unix.CmsgSpace(4*len(planned)))
+	rights := make([]byte, unix.CmsgSpace(4*want))
 	n, rn, flags, _, err := conn.ReadMsgUnix(message, rights) // close-on-exec
 	files, rerr := parseRights(rights[:rn])
 	if err := errors.Join(err, rerr); err != nil {
@@ -384,7 +396,6 @@ func receive(conn *net.UnixConn) ([]*os.File, Report, error) {
 	if err != nil {
 		return files, Report{}, err
 	}
-	want := len(planned)
 	if report.Error != "" {
 		want = 0
 	}
@@ -448,7 +459,11 @@ func checkSockets(files []*os.File, cookie uint64) error {
 		return fmt.Errorf("%w: the network namespace is this program's own", ErrHandover)
 	}
 	for i, f := range files {
-		if err := checkSocket(i, int(f.Fd()), cookie); err != nil {
+		check := checkSocket
+		if i == len(planned) {
+			check = checkWatch
+		}
+		if err := check(i, int(f.Fd()), cookie); err != nil {
 			return err
 		}
 	}
@@ -461,15 +476,24 @@ func checkSocket(i, fd int, cookie uint64) error {
 	if want.kind == unix.SOCK_STREAM {
 		listening = 1
 	}
-	for _, opt := range []struct {
-		name      string
-		opt, want int
-	}{
+	if err := checkOptions(i, fd, []socketOption{
 		{"family", unix.SO_DOMAIN, unix.AF_INET},
 		{"type", unix.SO_TYPE, want.kind},
 		{"protocol", unix.SO_PROTOCOL, want.proto},
 		{"listening", unix.SO_ACCEPTCONN, listening},
-	} {
+	}); err != nil {
+		return err
+	}
+	return checkPlace(i, fd, cookie)
+}
+
+type socketOption struct {
+	name      string
+	opt, want int
+}
+
+func checkOptions(i, fd int, options []socketOption) error {
+	for _, opt := range options {
 		got, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, opt.opt)
 		if err != nil {
 			return fmt.Errorf("%w: descriptor %d: %w", ErrHandover, i, err)
@@ -478,7 +502,7 @@ func checkSocket(i, fd int, cookie uint64) error {
 			return fmt.Errorf("%w: socket %d: %s %d, not %d", ErrHandover, i, opt.name, got, opt.want)
 		}
 	}
-	return checkPlace(i, fd, cookie)
+	return nil
 }
 
 func checkPlace(i, fd int, cookie uint64) error {
@@ -490,6 +514,10 @@ func checkPlace(i, fd int, cookie uint64) error {
 	if want := planned[i].addr; !ok || in.Addr != want.Addr().As4() || in.Port != int(want.Port()) {
 		return fmt.Errorf("%w: socket %d is not on %s", ErrHandover, i, want)
 	}
+	return checkCookie(i, fd, cookie)
+}
+
+func checkCookie(i, fd int, cookie uint64) error {
 	got, err := unix.GetsockoptUint64(fd, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
 	if err != nil {
 		return fmt.Errorf("%w: socket %d: %w", ErrHandover, i, err)
@@ -512,17 +540,23 @@ func NetCookie() (uint64, error) {
 }
 
 // adopt makes listeners of duplicates of the files.
-func adopt(files []*os.File) (Listeners, error) {
+func adopt(files []*os.File, network *Network) (Listeners, error) {
+	var l Listeners
 	dns, err1 := net.FilePacketConn(files[0])
 	dnsTCP, err2 := net.FileListener(files[1])
 	relay, err3 := net.FileListener(files[2])
-	if err := errors.Join(err1, err2, err3); err != nil {
-		for _, c := range []io.Closer{dns, dnsTCP, relay} {
-			if c != nil {
+	var err4 error
+	if network != nil {
+		l.Watch, err4 = newWatch(files[3], *network)
+	}
+	if err := errors.Join(err1, err2, err3, err4); err != nil {
+		for i, c := range []io.Closer{dns, dnsTCP, relay, l.Watch} {
+			if []error{err1, err2, err3, err4}[i] == nil && (i < 3 || network != nil) {
 				c.Close()
 			}
 		}
 		return Listeners{}, fmt.Errorf("hand-over: %w", err)
 	}
-	return Listeners{DNS: dns.(*net.UDPConn), DNSTCP: dnsTCP.(*net.TCPListener), Relay: relay.(*net.TCPListener)}, nil
+	l.DNS, l.DNSTCP, l.Relay = dns.(*net.UDPConn), dnsTCP.(*net.TCPListener), relay.(*net.TCPListener)
+	return l, nil
 }

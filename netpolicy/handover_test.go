@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -51,12 +52,12 @@ func receiveFrom(l *net.UnixListener, cookie uint64, timeout time.Duration) (Lis
 		return Listeners{}, Report{}, err
 	}
 	defer p.Close()
-	return p.Receive(cookie, timeout)
+	return p.Receive(cookie, nil, timeout)
 }
 
 // honest hands over what Apply makes.
 func honest(t *testing.T, conn *net.UnixConn) {
-	sockets, report, err := Apply(Setup{})
+	sockets, report, err := Apply(Setup{Rules: SandboxRules(true)})
 	if err := errors.Join(err, Send(conn, sockets, report, err)); err != nil {
 		t.Error(err)
 	}
@@ -388,7 +389,7 @@ func TestApplyRefuses(t *testing.T) {
 		"tunnel":    func() error { return addVeth("gre0") },
 		"address":   func() error { return addAddr("198.51.100.7/32") },
 		"IPv6":      func() error { return addAddr("2001:db8::7/128") },
-		"own way":   AddWay,
+		"own way":   func() error { return AddWay(everything) },
 		"route":     func() error { return addRoute("203.0.113.0/24", unix.RT_TABLE_MAIN) },
 		"table":     func() error { return addRoute("203.0.113.0/24", 100) },
 		"default":   func() error { return addRoute("0.0.0.0/0", unix.RT_TABLE_MAIN) },
@@ -400,7 +401,7 @@ func TestApplyRefuses(t *testing.T) {
 					t.Error(err)
 					return
 				}
-				sockets, _, err := Apply(Setup{})
+				sockets, _, err := Apply(Setup{Rules: SandboxRules(true)})
 				sockets.Close()
 				if name == "control" && err != nil || name != "control" && !errors.Is(err, ErrNotFresh) {
 					t.Errorf("%v, want %v", err, ErrNotFresh)
@@ -418,8 +419,9 @@ func TestApplyRefuses(t *testing.T) {
 
 // addVeth adds a pair of interfaces that are up.
 func addVeth(name string) error {
-	link := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: name}, PeerName: "peer"}
-	return errors.Join(netlink.LinkAdd(link), netlink.LinkSetUp(link))
+	link := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: name}, PeerName: name + "-peer"}
+	peer := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: name + "-peer"}}
+	return errors.Join(netlink.LinkAdd(link), netlink.LinkSetUp(link), netlink.LinkSetUp(peer))
 }
 
 func addAddr(cidr string) error {
@@ -461,7 +463,7 @@ func TestApplyFromDown(t *testing.T) {
 			t.Error(err)
 			return
 		}
-		sockets, _, err := Apply(Setup{})
+		sockets, _, err := Apply(Setup{Rules: SandboxRules(true)})
 		if err != nil {
 			t.Error(err)
 			return
@@ -563,7 +565,7 @@ func TestOrder(t *testing.T) {
 		`{"version":3,"netns":"net:[1]","pid":1e20}`: {},
 	} {
 		got, err := orderOf(t, message)
-		if got != want || (err == nil) != (want != Order{}) {
+		if !reflect.DeepEqual(got, want) || (err == nil) != (want.Netns != "") {
 			t.Errorf("%s: %+v %v", message, got, err)
 		}
 	}

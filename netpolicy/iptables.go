@@ -133,7 +133,12 @@ func (ps programs) apply(r Ruleset) error {
 }
 
 // own is the name of agentshim's chain of the hook.
-func (c Chain) own() string { return iptablesChain + "-" + c.Hook() }
+func (c Chain) own() string {
+	if c.Part != "" {
+		return iptablesChain + "-" + c.Hook() + "-" + c.Part
+	}
+	return iptablesChain + "-" + c.Hook()
+}
 
 // restore renders the family's rules for iptables-restore: own chains that the hooks'
 // chains go to first. A drop at the end stands for a policy, which is not agentshim's own.
@@ -143,7 +148,7 @@ func (r Ruleset) restore(six bool) string {
 		if c.IPv6 != six {
 			continue
 		}
-		fmt.Fprintf(&b, "*%s\n:%s - [0:0]\n-I %s 1 -j %s\n", c.Table, c.own(), c.Hook(), c.own())
+		fmt.Fprintf(&b, "*%s\n:%s - [0:0]\n-I %s %d -j %s\n", c.Table, c.own(), c.Hook(), c.place()+1, c.own())
 		for _, line := range c.ownLines() {
 			b.WriteString(line + "\n")
 		}
@@ -169,7 +174,7 @@ func (ps programs) read(r Ruleset) (string, error) {
 		if err != nil {
 			return "", err
 		}
-		if want := "-A " + c.Hook() + " -j " + c.own(); len(hook) == 0 || hook[0] != want {
+		if want := "-A " + c.Hook() + " -j " + c.own(); len(hook) <= c.place() || hook[c.place()] != want {
 			return "", fmt.Errorf("%w: table %s does not begin with %q: %q", ErrReadBack, c.Table, want, hook)
 		}
 		own, err := ps[c.IPv6].rules(c.Table, c.own())
@@ -177,10 +182,22 @@ func (ps programs) read(r Ruleset) (string, error) {
 			return "", err
 		}
 		if want := c.ownLines(); !slices.Equal(own, want) {
-			return "", fmt.Errorf("%w: table %s: want %q, got %q", ErrReadBack, c.Table, want, own)
+			return "", fmt.Errorf("%w: table %s: %s", ErrReadBack, c.Table, firstDifference(want, own))
 		}
 	}
 	return r.Iptables(), nil
+}
+
+// firstDifference names the first line that two lists don't have both.
+func firstDifference(want, got []string) string {
+	i := 0
+	for i < min(len(want), len(got)) && want[i] == got[i] {
+		i++
+	}
+	line := func(lines []string) string {
+		return strconv.Quote(strings.Join(lines[min(i, len(lines)):min(i+1, len(lines))], ""))
+	}
+	return fmt.Sprintf("line %d: want %s, got %s", i+1, line(want), line(got))
 }
 
 // rules are a chain's, without the lines that say its policy or name.

@@ -15,10 +15,13 @@ import (
 // network: what is in it may be a way out.
 var ErrNotFresh = errors.New("network namespace is not a fresh one")
 
+// everything is all of IPv4.
+var everything = netip.MustParsePrefix("0.0.0.0/0")
+
 // AddWay gives the thread's network namespace its own address on loopback and a local
-// route for all of IPv4: every packet stays in the namespace, where the packet rules
-// decide. Without them, everything is answered by nobody.
-func AddWay() error {
+// route for those of IPv4: every packet to them stays in the namespace, where the packet
+// rules decide. Without them, everything is answered by nobody.
+func AddWay(dst netip.Prefix) error {
 	lo, err := loopback()
 	if err != nil {
 		return err
@@ -29,7 +32,7 @@ func AddWay() error {
 	}
 	route := &netlink.Route{
 		LinkIndex: lo.Attrs().Index, Table: unix.RT_TABLE_LOCAL, Type: unix.RTN_LOCAL, Scope: netlink.SCOPE_HOST,
-		Dst: &net.IPNet{IP: net.IPv4zero.To4(), Mask: net.CIDRMask(0, 32)}, Src: own,
+		Dst: &net.IPNet{IP: dst.Addr().AsSlice(), Mask: net.CIDRMask(dst.Bits(), 32)}, Src: own,
 	}
 	if err := netlink.RouteReplace(route); err != nil {
 		return fmt.Errorf("netlink: local route: %w", err)
@@ -57,18 +60,18 @@ func loopbackUp() error {
 	return nil
 }
 
-// checkFresh refuses a network namespace with anything but loopback and the kernel's
-// own devices, which must be down.
-func checkFresh() error {
-	for _, check := range []func() error{checkLinks, checkAddrs, checkRoutes} {
-		if err := check(); err != nil {
+// checkNamespace refuses a network namespace with anything but loopback, the network's
+// interface and the kernel's own devices, which must be down.
+func checkNamespace(n *Network) error {
+	for _, check := range []func(*Network) error{checkLinks, checkAddrs, checkRoutes} {
+		if err := check(n); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func checkLinks() error {
+func checkLinks(n *Network) error {
 	links, err := netlink.LinkList()
 	if err != nil {
 		return fmt.Errorf("netlink: links: %w", err)
@@ -77,6 +80,7 @@ func checkLinks() error {
 		a := l.Attrs()
 		switch {
 		case a.Name == "lo" && a.Flags&net.FlagLoopback != 0:
+		case n != nil && a.Name == n.Interface && a.Flags&net.FlagUp != 0:
 		case slices.Contains(fallbackTunnels, a.Name) && a.Flags&net.FlagUp == 0:
 		default:
 			return fmt.Errorf("%w: interface %q", ErrNotFresh, a.Name)
@@ -85,21 +89,38 @@ func checkLinks() error {
 	return nil
 }
 
-func checkAddrs() error {
+func checkAddrs(n *Network) error {
 	addrs, err := netlink.AddrList(nil, netlink.FAMILY_ALL)
 	if err != nil {
 		return fmt.Errorf("netlink: addresses: %w", err)
 	}
 	for _, a := range addrs {
-		if !ofLoopback(a.IPNet) {
+		if !ofLoopback(a.IPNet) && !n.mayHave(a.IP) {
 			return fmt.Errorf("%w: address %s", ErrNotFresh, a.IPNet)
 		}
 	}
 	return nil
 }
 
-// checkRoutes looks at every table.
-func checkRoutes() error {
+// mayHave reports whether the network gives a container the address.
+func (n *Network) mayHave(ip net.IP) bool {
+	addr, ok := netip.AddrFromSlice(ip)
+	return ok && n != nil && n.MayHave(addr.Unmap())
+}
+
+// MayHave reports whether a container may have the address by the network: one of its
+// subnets, or the one that the kernel gives every link for IPv6.
+func (n Network) MayHave(addr netip.Addr) bool {
+	return addr.IsLinkLocalUnicast() && addr.Is6() ||
+		slices.ContainsFunc(n.Subnets, func(p netip.Prefix) bool { return p.Contains(addr) })
+}
+
+// checkRoutes looks at every table. Where there is a network its routes are the engine's:
+// the packet rules decide by addresses.
+func checkRoutes(n *Network) error {
+	if n != nil {
+		return nil
+	}
 	routes, err := netlink.RouteListFiltered(netlink.FAMILY_ALL, &netlink.Route{Table: unix.RT_TABLE_UNSPEC}, netlink.RT_FILTER_TABLE)
 	if err != nil {
 		return fmt.Errorf("netlink: routes: %w", err)

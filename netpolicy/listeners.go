@@ -18,6 +18,8 @@ type Listeners struct {
 	DNS    *net.UDPConn
 	DNSTCP *net.TCPListener
 	Relay  *net.TCPListener
+	// Watch is nil where there is no network to watch.
+	Watch *Watch
 }
 
 // Close closes all of them. The sandbox's traffic stops: nothing answers it. The zero
@@ -29,4 +31,7 @@ func (l Listeners) Close() {
 	l.DNS.Close()
 	l.DNSTCP.Close()
 	l.Relay.Close()
+	if l.Watch != nil {
+		l.Watch.Close()
+	}
 }

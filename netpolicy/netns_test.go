@@ -121,7 +121,7 @@ func openSandbox(t *testing.T, put putter) *sandbox {
 		t.Error(err)
 		return nil
 	}
-	if err := AddWay(); err != nil {
+	if err := AddWay(everything); err != nil {
 		t.Error(err)
 		return nil
 	}

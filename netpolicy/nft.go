@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/netip"
 	"reflect"
+	"strings"
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
@@ -68,13 +69,36 @@ func addTable(conn *nftables.Conn, six bool) *nftables.Table {
 	return conn.CreateTable(t)
 }
 
+// nftName is the chain's name in agentshim's own table.
+func (c Chain) nftName() string {
+	name := c.Table
+	if c.Prerouting {
+		name += "-in"
+	}
+	if c.Part != "" {
+		name += "-" + strings.ToLower(c.Part)
+	}
+	return name
+}
+
+func (c Chain) nftHook() *nftables.ChainHook {
+	if c.Prerouting {
+		return nftables.ChainHookPrerouting
+	}
+	return nftables.ChainHookOutput
+}
+
+func (c Chain) nftPriority() *nftables.ChainPriority {
+	return nftables.ChainPriorityRef(*nftHook[c.Table].priority + nftables.ChainPriority(c.place())) //nolint:gosec // 0 or 1
+}
+
 func addChain(conn *nftables.Conn, t *nftables.Table, c Chain) {
 	hook, policy := nftHook[c.Table], nftables.ChainPolicyAccept
 	if c.Policy == Drop {
 		policy = nftables.ChainPolicyDrop
 	}
 	chain := conn.AddChain(&nftables.Chain{
-		Name: c.Table, Table: t, Type: hook.kind, Hooknum: nftables.ChainHookOutput, Priority: hook.priority, Policy: &policy,
+		Name: c.nftName(), Table: t, Type: hook.kind, Hooknum: c.nftHook(), Priority: c.nftPriority(), Policy: &policy,
 	})
 	for _, r := range c.Rules {
 		conn.AddRule(&nftables.Rule{Table: t, Chain: chain, Exprs: r.exprs(c.IPv6)})
@@ -91,10 +115,18 @@ var (
 	fieldSPort = field{expr.PayloadBaseTransportHeader, 0}
 	fieldDPort = field{expr.PayloadBaseTransportHeader, 2}
 	fieldFlags = field{expr.PayloadBaseTransportHeader, 13}
+	fieldICMP  = fieldSPort // the type, one byte long
 )
 
 // stateNew is a connection's state as nftables holds it, in the host's byte order.
-var stateNew = binary.NativeEndian.AppendUint32(nil, expr.CtStateBitNEW)
+var (
+	stateNew       = binary.NativeEndian.AppendUint32(nil, expr.CtStateBitNEW)
+	stateRelated   = binary.NativeEndian.AppendUint32(nil, expr.CtStateBitRELATED)
+	stateUntracked = binary.NativeEndian.AppendUint32(nil, expr.CtStateBitUNTRACKED)
+)
+
+// loName is loopback's name as nftables holds it.
+var loName = append([]byte("lo"), make([]byte, unix.IFNAMSIZ-len("lo"))...)
 
 // The flags of a TCP header that tell what asks for a connection: of FIN, SYN, RST and
 // ACK only SYN.
@@ -117,7 +149,10 @@ func fieldDst(six bool) field {
 	return field{expr.PayloadBaseNetworkHeader, 16}
 }
 
-var protocols = map[string]byte{"tcp": unix.IPPROTO_TCP, "udp": unix.IPPROTO_UDP}
+var protocols = map[string]byte{"tcp": unix.IPPROTO_TCP, "udp": unix.IPPROTO_UDP, protoICMPv6: unix.IPPROTO_ICMPV6}
+
+// protoICMPv6 is ICMPv6 as iptables names it.
+const protoICMPv6 = "ipv6-icmp"
 
 // exprs is the rule in nftables' machine: load, compare, act.
 func (r PacketRule) exprs(six bool) []expr.Any {
@@ -128,8 +163,14 @@ func (r PacketRule) exprs(six bool) []expr.Any {
 	if r.Dst.IsValid() {
 		out = append(out, matchPrefix(fieldDst(six), r.Dst)...)
 	}
+	if r.Outside {
+		out = append(out, &expr.Meta{Key: expr.MetaKeyIIFNAME, Register: 1}, &expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: loName})
+	}
 	if r.Proto != "" {
 		out = append(out, &expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1}, equals([]byte{protocols[r.Proto]}))
+	}
+	if r.ICMP != 0 {
+		out = append(out, load(fieldICMP, 1), equals([]byte{r.ICMP}))
 	}
 	if r.SPort != 0 {
 		out = append(out, load(fieldSPort, 2), equals(port(r.SPort)))
@@ -141,7 +182,13 @@ func (r PacketRule) exprs(six bool) []expr.Any {
 		out = append(out, matchMasked(load(fieldFlags, 1), []byte{synOnly}, []byte{synMask})...)
 	}
 	if r.New {
-		out = append(out, matchMasked(&expr.Ct{Key: expr.CtKeySTATE, Register: 1}, stateNew, stateNew)...)
+		out = append(out, matchState(stateNew)...)
+	}
+	if r.Untracked {
+		out = append(out, matchState(stateUntracked)...)
+	}
+	if r.Related {
+		out = append(out, matchState(stateRelated)...)
 	}
 	if r.Limit != (Limit{}) {
 		out = append(out, r.Limit.expr())
@@ -176,6 +223,10 @@ func matchMasked(load expr.Any, data, mask []byte) []expr.Any {
 	}
 }
 
+func matchState(state []byte) []expr.Any {
+	return matchMasked(&expr.Ct{Key: expr.CtKeySTATE, Register: 1}, state, state)
+}
+
 func mask(p netip.Prefix) []byte {
 	m := make([]byte, p.Addr().BitLen()/8)
 	for i := range p.Bits() {
@@ -190,6 +241,8 @@ func (r PacketRule) act() []expr.Any {
 	switch r.Action {
 	case NoTrack:
 		return []expr.Any{&expr.Notrack{}}
+	case Reject:
+		return []expr.Any{&expr.Reject{Type: unix.NFT_REJECT_TCP_RST}}
 	case Redirect:
 		return []expr.Any{&expr.Immediate{Register: 1, Data: port(r.To)}, &expr.Redir{RegisterProtoMin: 1}}
 	}
@@ -211,10 +264,10 @@ func ReadNftables(r Ruleset) (Ruleset, error) {
 	for _, want := range r.Chains {
 		for _, c := range chains {
 			six := c.Table.Family == nftables.TableFamilyIPv6
-			if c.Table.Name != nftTable || c.Name != want.Table || six != want.IPv6 {
+			if c.Table.Name != nftTable || c.Name != want.nftName() || six != want.IPv6 {
 				continue
 			}
-			got, err := readChain(conn, c, six)
+			got, err := readChain(conn, c, want)
 			if err != nil {
 				return Ruleset{}, err
 			}
@@ -224,10 +277,9 @@ func ReadNftables(r Ruleset) (Ruleset, error) {
 	return out, nil
 }
 
-func readChain(conn *nftables.Conn, c *nftables.Chain, six bool) (Chain, error) {
-	out := Chain{Table: c.Name, IPv6: six, Policy: Accept}
-	hook := nftHook[c.Name]
-	if c.Type != hook.kind || c.Hooknum == nil || *c.Hooknum != *nftables.ChainHookOutput || c.Priority == nil || *c.Priority != *hook.priority {
+func readChain(conn *nftables.Conn, c *nftables.Chain, want Chain) (Chain, error) {
+	out := Chain{Table: want.Table, IPv6: want.IPv6, Prerouting: want.Prerouting, Part: want.Part, Policy: Accept}
+	if c.Type != nftHook[want.Table].kind || c.Hooknum == nil || *c.Hooknum != *want.nftHook() || c.Priority == nil || *c.Priority != *want.nftPriority() {
 		return out, fmt.Errorf("%w: chain %s is not where it belongs", ErrReadBack, c.Name)
 	}
 	if c.Policy != nil && *c.Policy == nftables.ChainPolicyDrop {
@@ -238,7 +290,7 @@ func readChain(conn *nftables.Conn, c *nftables.Chain, six bool) (Chain, error) 
 		return out, fmt.Errorf("nftables: %w", err)
 	}
 	for _, r := range rules {
-		got, err := packetRule(r.Exprs, six)
+		got, err := packetRule(r.Exprs, want.IPv6)
 		if err != nil {
 			return out, err
 		}
@@ -262,6 +314,10 @@ func packetRule(exprs []expr.Any, six bool) (PacketRule, error) {
 		case *expr.Bitwise:
 			masked = e.Mask
 		case *expr.Cmp:
+			if e.Op == expr.CmpOpNeq && loaded == expr.MetaKeyIIFNAME && bytes.Equal(e.Data, loName) {
+				r.Outside = true
+				continue
+			}
 			if e.Op != expr.CmpOpEq || !r.compared(loaded, masked, e.Data, six) {
 				return r, fmt.Errorf("%w: comparison %+v of %v", ErrReadBack, e, loaded)
 			}
@@ -272,6 +328,11 @@ func packetRule(exprs []expr.Any, six bool) (PacketRule, error) {
 			}
 		case *expr.Immediate:
 			r.To = binary.BigEndian.Uint16(e.Data)
+		case *expr.Reject:
+			if e.Type != unix.NFT_REJECT_TCP_RST {
+				return r, fmt.Errorf("%w: reject %d", ErrReadBack, e.Type)
+			}
+			r.Action = Reject
 		case *expr.Redir:
 			r.Action = Redirect
 		case *expr.Notrack:
@@ -299,6 +360,10 @@ func (r *PacketRule) compared(loaded, masked any, data []byte, six bool) bool {
 		r.Dst = prefix(data, masked)
 		return r.Dst.IsValid()
 	case fieldSPort:
+		if len(data) == 1 { // fieldICMP
+			r.ICMP = data[0]
+			return true
+		}
 		r.SPort = binary.BigEndian.Uint16(data)
 		return true
 	case fieldDPort:
@@ -310,8 +375,9 @@ func (r *PacketRule) compared(loaded, masked any, data []byte, six bool) bool {
 		return r.Syn
 	case expr.CtKeySTATE:
 		m, _ := masked.([]byte)
-		r.New = bytes.Equal(m, stateNew) && bytes.Equal(data, stateNew)
-		return r.New
+		is := func(state []byte) bool { return bytes.Equal(m, state) && bytes.Equal(data, state) }
+		r.New, r.Related, r.Untracked = is(stateNew), is(stateRelated), is(stateUntracked)
+		return r.New || r.Related || r.Untracked
 	case expr.MetaKeyL4PROTO:
 		for name, number := range protocols {
 			if data[0] == number {

@@ -23,6 +23,9 @@ const (
 	// Open: every name that leads to a globally reachable address, on every port. An
 	// address without a name needs an allow entry here too.
 	Open = "open"
+	// AttachNetwork: an engine network's siblings, what Policy.Allow names, directly where it
+	// names addresses, and Policy.HostServices.
+	AttachNetwork = "network"
 )
 
 var (
@@ -32,8 +35,8 @@ var (
 	ErrNoEffect = errors.New("it has no effect")
 )
 
-// Policy is a compiled egress policy. Every mode starts from a network namespace
-// with no interface but loopback.
+// Policy is a compiled egress policy. Every mode but AttachNetwork starts from a network
+// namespace with no interface but loopback.
 type Policy struct {
 	Mode string `json:"mode"`
 	// Interfaces are the only ones there may be.
@@ -43,6 +46,8 @@ type Policy struct {
 	Deny  []Rule `json:"deny,omitempty"`
 	// HostServices are ports of the host's loopback, by name.
 	HostServices []HostService `json:"hostServices,omitempty"`
+	// Network is what AttachNetwork attaches, nil in other modes.
+	Network *Network `json:"network,omitempty"`
 }
 
 // HostService is one port of the host's loopback, reachable under Name at the same port.
@@ -56,22 +61,24 @@ type HostService struct {
 const HostDomain = "host.internal"
 
 // HasGateway reports whether the mode has a way out at all: packet rules, DNS and relay.
-func (p Policy) HasGateway() bool { return p.Mode == AllowList || p.Mode == Open }
+func (p Policy) HasGateway() bool { return p.Mode != DenyAll && p.Mode != "" }
 
 // Compile decides the policy and reports every fault of the entries, each with its
 // JSON path. The zero Egress is deny-all, and so is an allow-list that names nothing.
-// presets gives the targets of each preset, as allow entries.
-func Compile(e harness.Egress, presets map[string][]harness.Allow) (Policy, error) {
+// presets gives the targets of each preset, as allow entries; network is what the host's
+// engine says of the network that the file wants, nil where it was not asked.
+func Compile(e harness.Egress, presets map[string][]harness.Allow, network *Network) (Policy, error) {
 	c := compiler{p: Policy{Mode: e.Mode, Interfaces: []string{"lo"}}}
 	switch e.Mode {
 	case "":
 		c.p.Mode = DenyAll
-	case DenyAll, AllowList, Open:
+	case DenyAll, AllowList, Open, AttachNetwork:
 	default:
 		return Policy{}, fmt.Errorf("%w: %q", ErrMode, e.Mode)
 	}
 	c.entries(e, presets)
 	c.hostServices(e.HostServices)
+	c.network(e, network)
 	if c.p.Mode == DenyAll && len(c.p.Allow)+len(c.p.Deny)+len(c.p.HostServices) > 0 {
 		c.fault("$.egress.mode", fmt.Errorf("%w: deny-all goes before the other entries; write allow-list", ErrNoEffect))
 	}

@@ -33,7 +33,7 @@ func TestCompileMode(t *testing.T) {
 		"list":            {harness.Egress{Mode: AllowList, Allow: allow("a.example")}, AllowList, nil},
 		"services only":   {harness.Egress{Mode: AllowList, HostServices: []harness.HostService{{Name: "mcp", Port: 3000}}}, AllowList, nil},
 		"open":            {harness.Egress{Mode: Open}, Open, nil},
-		"network":         {harness.Egress{Mode: "network"}, "", ErrMode},
+		"network":         {harness.Egress{Mode: "network"}, AttachNetwork, nil},
 		"deny-all, allow": {harness.Egress{Mode: DenyAll, Allow: allow("a.example")}, "", ErrNoEffect},
 		"twice":           {harness.Egress{Mode: AllowList, HostServices: []harness.HostService{{Name: "mcp", Port: 3000}, {Name: "mcp", Port: 3000}}}, "", ErrNoEffect},
 		"dots":            {harness.Egress{Mode: AllowList, HostServices: []harness.HostService{{Name: "a.b", Port: 3000}}}, "", ErrName},
@@ -41,7 +41,7 @@ func TestCompileMode(t *testing.T) {
 		"deny":            {harness.Egress{Mode: Open, Deny: []string{"http://x"}}, "", ErrRule},
 	} {
 		t.Run(name, func(t *testing.T) {
-			p, err := Compile(c.e, nil)
+			p, err := Compile(c.e, nil, nil)
 			if !errors.Is(err, c.err) || err == nil && p.Mode != c.mode {
 				t.Errorf("%q %v, want %q %v", p.Mode, err, c.mode, c.err)
 			}
@@ -53,7 +53,7 @@ func TestCompileNamesEveryFault(t *testing.T) {
 	_, err := Compile(harness.Egress{
 		Mode: AllowList, Allow: allow("ok.example", "*", "https://x.example/"), Deny: []string{"1.2.3"},
 		Presets: []string{"p"},
-	}, map[string][]harness.Allow{"p": allow("10.0.0.1/8")})
+	}, map[string][]harness.Allow{"p": allow("10.0.0.1/8")}, nil)
 	for _, path := range []string{"$.egress.allow[1]: ", "$.egress.allow[2]: ", "$.egress.deny[0]: ", "$.egress.presets[0]: "} {
 		if err == nil || !strings.Contains(err.Error(), path) {
 			t.Errorf("%s is not in %v", path, err)
@@ -64,8 +64,8 @@ func TestCompileNamesEveryFault(t *testing.T) {
 // TestCompileIsStable: order and doubles don't show.
 func TestCompileIsStable(t *testing.T) {
 	presets := map[string][]harness.Allow{"p": {{Host: "b.example"}, {Host: "c.example", ECH: true}}}
-	a, errA := Compile(harness.Egress{Mode: AllowList, Presets: []string{"p"}, Allow: append(allow("b.example", "a.example:22"), harness.Allow{Host: "b.example", Raw: true})}, presets)
-	b, errB := Compile(harness.Egress{Mode: AllowList, Presets: []string{"p"}, Allow: append(allow("a.example:22"), harness.Allow{Host: "b.example:443", Raw: true})}, presets)
+	a, errA := Compile(harness.Egress{Mode: AllowList, Presets: []string{"p"}, Allow: append(allow("b.example", "a.example:22"), harness.Allow{Host: "b.example", Raw: true})}, presets, nil)
+	b, errB := Compile(harness.Egress{Mode: AllowList, Presets: []string{"p"}, Allow: append(allow("a.example:22"), harness.Allow{Host: "b.example:443", Raw: true})}, presets, nil)
 	if diff := cmp.Diff(a, b, cmp.Comparer(func(a, b netip.Prefix) bool { return a == b })); diff != "" || errors.Join(errA, errB) != nil {
 		t.Error(diff, errA, errB)
 	}
@@ -75,7 +75,7 @@ func TestCompileIsStable(t *testing.T) {
 }
 
 func TestExtraInterfaces(t *testing.T) {
-	p, err := Compile(harness.Egress{}, nil)
+	p, err := Compile(harness.Egress{}, nil, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

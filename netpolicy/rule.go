@@ -33,6 +33,8 @@ type Rule struct {
 	// Raw lets something other than TLS pass on port 443 and something other than HTTP
 	// on port 80; ECH lets encrypted hellos pass.
 	Raw, ECH bool
+	// UDP makes it one for UDP instead of TCP; only an address range may have that.
+	UDP bool
 	// Preset is the preset that the rule comes from, empty for the file's own.
 	Preset string
 }
@@ -62,14 +64,20 @@ func (r Rule) String() string {
 			host = "[" + host + "]"
 		}
 	}
-	if r.Port == 0 {
-		return host
+	if r.Port != 0 {
+		host += ":" + strconv.Itoa(r.Port)
 	}
-	return host + ":" + strconv.Itoa(r.Port)
+	if r.UDP {
+		host += udpSuffix
+	}
+	return host
 }
 
+// udpSuffix stands behind an entry for UDP.
+const udpSuffix = "/udp"
+
 // ParseRule reads one allow entry: NAME[:PORT], *.NAME[:PORT], ADDRESS[:PORT],
-// CIDR[:PORT], or [ADDRESS or CIDR]:PORT for IPv6. It refuses schemes, paths, user
+// CIDR[:PORT], or [ADDRESS or CIDR]:PORT for IPv6, the last three also with /udp. It refuses schemes, paths, user
 // information, spellings of addresses other than the canonical one, names that could
 // be taken for an address, wildcards at a public suffix or right above all of a kind
 // (*.kobe.jp, *.compute.amazonaws.com), and what belongs to the sandbox itself. It takes
@@ -107,14 +115,21 @@ func sharedBelow(name string) bool {
 
 // ParseDeny reads one deny entry: as an allow entry, but without a port it is for all
 // of them, and a wildcard may stand above any name.
-func ParseDeny(entry string) (Rule, error) { return parseTarget(harness.Allow{Host: entry}) }
+func ParseDeny(entry string) (Rule, error) {
+	r, err := parseTarget(harness.Allow{Host: entry})
+	if err == nil && r.UDP {
+		err = ruleError(entry, "deny closes TCP and UDP; leave "+udpSuffix+" out")
+	}
+	return r, err
+}
 
 // parseTarget reads an entry without a default port.
 func parseTarget(a harness.Allow) (Rule, error) {
 	if strings.Contains(a.Host, "://") {
 		return Rule{}, ruleError(a.Host, "write a name, without scheme and path")
 	}
-	host, port, err := splitPort(a.Host)
+	text, udp := strings.CutSuffix(a.Host, udpSuffix)
+	host, port, err := splitPort(text)
 	if err != nil {
 		return Rule{}, err
 	}
@@ -127,9 +142,12 @@ func parseTarget(a harness.Allow) (Rule, error) {
 	if port < 0 || port > 65535 {
 		return Rule{}, ruleError(a.Host, "a port is 1 to 65535")
 	}
-	r := Rule{Port: port, Raw: a.Raw, ECH: a.ECH}
+	r := Rule{Port: port, UDP: udp, Raw: a.Raw, ECH: a.ECH}
 	if _, err := netip.ParseAddr(host); err == nil || strings.ContainsAny(host, "/:") {
 		return r.withPrefix(host)
+	}
+	if udp {
+		return Rule{}, ruleError(a.Host, "UDP is for address ranges")
 	}
 	return r.withName(host)
 }

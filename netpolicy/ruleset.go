@@ -26,10 +26,12 @@ type Action string
 
 // The actions. A dropped packet of the sandbox's own gives its sender EPERM at once.
 const (
-	Accept   Action = "accept"
-	Drop     Action = "drop"
-	Return   Action = "return"
-	NoTrack  Action = "notrack"
+	Accept  Action = "accept"
+	Drop    Action = "drop"
+	Return  Action = "return"
+	NoTrack Action = "notrack"
+	// Reject answers TCP with a reset: a connection whose packets are dropped hangs.
+	Reject   Action = "reject"
 	Redirect Action = "redirect"
 )
 
@@ -37,8 +39,16 @@ const (
 // everything.
 type PacketRule struct {
 	Src, Dst netip.Prefix
-	// Proto is tcp, udp or empty.
+	// Proto is tcp, udp, ipv6-icmp or empty.
 	Proto string
+	// ICMP is the type of an ICMP message, at least 1; it needs Proto ipv6-icmp.
+	ICMP uint8 `json:",omitempty"`
+	// Outside matches what came in by another interface than loopback.
+	Outside bool `json:",omitempty"`
+	// Untracked matches what NoTrack was said of.
+	Untracked bool `json:",omitempty"`
+	// Related matches what the kernel sends because of another packet.
+	Related bool `json:",omitempty"`
 	// SPort and DPort are the ports; they need Proto.
 	SPort, DPort uint16
 	// Syn matches what asks for a TCP connection; it needs Proto tcp.
@@ -67,18 +77,42 @@ var (
 	connectionLimit = Limit{PerSecond: 250, Burst: 4000}
 )
 
-// Chain is one output hook.
+// Chain is one hook for what the sandbox's sockets send.
 type Chain struct {
 	// Table is raw, nat or filter, as iptables names them.
 	Table string
 	IPv6  bool
+	// Prerouting is the hook for what comes in instead.
+	Prerouting bool `json:",omitempty"`
+	// Part tells chains of the same table and hook apart: Targets comes before Limits,
+	// which gets what Targets returned.
+	Part string `json:",omitempty"`
 	// Policy is what happens to a packet that no rule decides: Accept or Drop.
 	Policy Action
 	Rules  []PacketRule
 }
 
+// The parts of a hook.
+const (
+	Targets = "TARGETS"
+	Limits  = "LIMITS"
+)
+
 // Hook is the name of iptables' chain there.
-func (c Chain) Hook() string { return "OUTPUT" }
+func (c Chain) Hook() string {
+	if c.Prerouting {
+		return "PREROUTING"
+	}
+	return "OUTPUT"
+}
+
+// place is where in its hook the chain stands, from 0.
+func (c Chain) place() int {
+	if c.Part == Limits {
+		return 1
+	}
+	return 0
+}
 
 // Ruleset is everything that is put into a sandbox's network namespace. Its size
 // does not depend on the policy's.
@@ -155,8 +189,14 @@ func (r Ruleset) Iptables() string {
 }
 
 func (c Chain) iptables(b *strings.Builder) {
-	fmt.Fprintf(b, "*%s\n:%s %s [0:0]\n", c.Table, c.Hook(), target(c.Policy))
-	for _, line := range c.lines(c.Hook()) {
+	name := c.Hook()
+	if c.Part == "" {
+		fmt.Fprintf(b, "*%s\n:%s %s [0:0]\n", c.Table, name, target(c.Policy))
+	} else {
+		name = c.own()
+		fmt.Fprintf(b, "*%s\n:%s - [0:0]\n-A %s -j %s\n", c.Table, name, c.Hook(), name)
+	}
+	for _, line := range c.lines(name) {
 		b.WriteString(line + "\n")
 	}
 	b.WriteString("COMMIT\n")
@@ -180,8 +220,14 @@ func (r PacketRule) iptables() string {
 	if r.Dst.IsValid() {
 		fmt.Fprintf(&b, " -d %s", r.Dst)
 	}
+	if r.Outside {
+		b.WriteString(" ! -i lo")
+	}
 	if r.Proto != "" {
 		fmt.Fprintf(&b, " -p %s", r.Proto)
+	}
+	if r.ICMP != 0 {
+		fmt.Fprintf(&b, " -m icmp6 --icmpv6-type %d", r.ICMP)
 	}
 	if r.SPort != 0 {
 		fmt.Fprintf(&b, " -m %s --sport %d", r.Proto, r.SPort)
@@ -195,12 +241,21 @@ func (r PacketRule) iptables() string {
 	if r.New {
 		b.WriteString(" -m conntrack --ctstate NEW")
 	}
+	if r.Untracked {
+		b.WriteString(" -m conntrack --ctstate UNTRACKED")
+	}
+	if r.Related {
+		b.WriteString(" -m conntrack --ctstate RELATED")
+	}
 	if r.Limit != (Limit{}) {
 		fmt.Fprintf(&b, " -m limit --limit %d/sec --limit-burst %d", r.Limit.PerSecond, r.Limit.Burst)
 	}
 	fmt.Fprintf(&b, " -j %s", target(r.Action))
-	if r.Action == Redirect {
+	switch r.Action {
+	case Redirect:
 		fmt.Fprintf(&b, " --to-ports %d", r.To)
+	case Reject:
+		b.WriteString(" --reject-with tcp-reset")
 	}
 	return b.String()
 }

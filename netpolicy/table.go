@@ -18,6 +18,7 @@ type Table struct {
 	unchecked   bool
 	allow, deny rules
 	services    map[string][]int
+	network     *Network
 }
 
 // rules are one list, by what a target is looked up with.
@@ -30,7 +31,7 @@ type rules struct {
 
 // Table makes the policy's table.
 func (p Policy) Table() *Table {
-	t := &Table{open: p.Mode == Open, allow: indexRules(p.Allow), deny: indexRules(p.Deny), services: map[string][]int{}}
+	t := &Table{open: p.Mode == Open, network: p.Network, allow: indexRules(p.Allow), deny: indexRules(p.Deny), services: map[string][]int{}}
 	t.unchecked = t.open && len(t.deny.exact)+len(t.deny.below) == 0
 	for _, s := range p.HostServices {
 		t.services[s.Name] = append(t.services[s.Name], s.Port)
@@ -42,6 +43,7 @@ func indexRules(list []Rule) rules {
 	out := rules{exact: map[string][]Rule{}, below: map[string][]Rule{}, ranges: map[netip.Prefix][]Rule{}}
 	for _, r := range list {
 		switch {
+		case r.UDP: // the gateway carries TCP
 		case r.Name == "":
 			out.ranges[r.Prefix] = append(out.ranges[r.Prefix], r)
 			if f, bits := family(r.Prefix.Addr()), r.Prefix.Bits(); !slices.Contains(out.lengths[f], bits) {

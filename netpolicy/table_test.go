@@ -10,7 +10,7 @@ import (
 
 func table(t *testing.T, e harness.Egress) *Table {
 	t.Helper()
-	p, err := Compile(e, nil)
+	p, err := Compile(e, nil, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -169,7 +169,7 @@ func BenchmarkTable(b *testing.B) {
 		for i := range n {
 			e.Allow = append(e.Allow, harness.Allow{Host: fmt.Sprintf("h%d.example.com", i)})
 		}
-		p, err := Compile(e, nil)
+		p, err := Compile(e, nil, nil)
 		if err != nil {
 			b.Fatal(err)
 		}

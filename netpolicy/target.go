@@ -49,7 +49,10 @@ func (t *Table) Target(x Target, local bool) Verdict {
 	if own := x.Addr; loopback4.Contains(own) || loopback6.Contains(own) || own == SandboxAddr || own.IsUnspecified() {
 		return Verdict{Reason: RefusedAddress, Why: "inside, this is the sandbox itself; see egress.hostServices for the host's loopback"}
 	}
-	if x.Addr.Is6() {
+	if t.network != nil && t.network.Own(x.Addr) {
+		return Verdict{Allowed: true, Rule: "network " + t.network.Name, Raw: true, ECH: true}
+	}
+	if x.Addr.Is6() && (t.network == nil || !t.network.IPv6()) {
 		return Verdict{Reason: RefusedUnlisted, Why: "the sandbox has no IPv6; a name may lead there"}
 	}
 	v := t.Addr(x.Addr, x.Port)

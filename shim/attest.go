@@ -3,6 +3,7 @@ package shim
 import (
 	"fmt"
 	"maps"
+	"net/netip"
 	"path"
 	"slices"
 	"strconv"
@@ -313,7 +314,24 @@ func (a *attestation) network() {
 	for _, name := range a.plan.Egress.ExtraInterfaces(a.hello.Interfaces) {
 		a.differ("interface", fmt.Sprint(a.plan.Egress.Interfaces), strconv.Quote(name))
 	}
-	equal(a, "routes beyond loopback", 0, a.hello.Routes)
+	network := a.plan.Egress.Network
+	if network == nil {
+		equal(a, "routes beyond loopback", 0, a.hello.Routes)
+	}
+	found := network == nil
+	for _, text := range a.hello.Addresses {
+		name, addr, _ := strings.Cut(text, " ")
+		ip, err := netip.ParseAddr(addr)
+		own := name == "lo" && ip.IsLoopback()
+		given := network != nil && name == network.Interface && network.MayHave(ip)
+		if err != nil || !own && !given {
+			a.differ("address", "none but loopback's and the network's", strconv.Quote(text))
+		}
+		found = found || given
+	}
+	if !found {
+		a.differ("address", "one of the network's", a.hello.Addresses)
+	}
 }
 
 func (a *attestation) lsm() {

@@ -451,7 +451,7 @@ func isSetKey(h oci.Hook) bool {
 func (c *configuration) namespaces() {
 	private := map[string]bool{}
 	for _, ns := range c.got.Linux.Namespaces {
-		if ns.Path != "" {
+		if ns.Path != "" && !c.madeByPodman(ns) {
 			c.differ(string(ns.Type)+" namespace", "a new one", strconv.Quote(ns.Path))
 		}
 		private[string(ns.Type)] = true
@@ -465,6 +465,13 @@ func (c *configuration) namespaces() {
 			c.differ(ns+" namespace", "a new one", "the engine's")
 		}
 	}
+}
+
+// madeByPodman reports a network namespace that Podman has made and set up before the
+// runtime is called. What is in it, init and the helper look at.
+func (c *configuration) madeByPodman(ns oci.LinuxNamespace) bool {
+	return c.plan.Engine.Kind == spec.Podman && c.plan.Egress.Network != nil && ns.Type == oci.NetworkNamespace &&
+		path.Dir(ns.Path) == "/run/netns" && strings.HasPrefix(path.Base(ns.Path), "netns-")
 }
 
 func (c *configuration) idMap() {

@@ -103,7 +103,7 @@ func (i *inspection) program() {
 
 func (i *inspection) modes() {
 	h := i.host
-	i.same("network", "none", h.NetworkMode)
+	i.same("network", i.plan.NetworkMode(), h.NetworkMode)
 	i.same("pid namespace", "", h.PidMode)
 	i.same("ipc namespace", "private", h.IpcMode)
 	i.same("uts namespace", "", h.UTSMode)

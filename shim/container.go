@@ -96,6 +96,7 @@ func (c *container) drive(ctx context.Context, rec *Record) error {
 	}
 	c.p.phases.done("launch")
 	exit, err := c.stream()
+	c.egress.end()
 	if c.backs.complete() {
 		rec.WriteBack = c.p.writeBack(c.backs.got)
 	}
@@ -353,6 +354,7 @@ func refusedByInit(r wire.Refused) error {
 
 // lost says why the connection ended before init said how the harness ended.
 func (c *container) lost(err error) error {
+	c.egress.end()
 	c.lifeline()
 	// A stream that is not the container's carries no lifeline either.
 	if errors.Is(err, errMultiplexed) || !within(endTimeout, c.engine.done()) {

@@ -110,7 +110,7 @@ func (d *doctor) start(ctx context.Context, r *report, job Job) bool {
 	r.proofs = append(r.proofs, Proof{Engine: r.kind, Run: rec.ID, Attestation: rec.Attestation})
 	switch {
 	case ReasonOf(err) == ReasonEgressSetup && !d.spec:
-		r.add("way out", warned(HintOf(err), "%v; egress allow-list and open don't work here", err))
+		r.add("way out", warned(HintOf(err), "%v; no egress.mode but deny-all works here", err))
 		return false
 	case err != nil && proven:
 		r.add("program", failed(unwrapTime(ctx, err)))

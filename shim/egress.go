@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/agentshim/agentshim/mounts"
@@ -19,6 +20,12 @@ type egress struct {
 	summary netpolicy.Summary
 	// lost ends the run: a decision that can't be logged must be the last one.
 	lost func()
+	// watched is closed with the end of watching the sandbox's network; changed is what
+	// ended it before the run did.
+	watched chan struct{}
+	changed error
+	// over is set when init's end of the stream has ended: what goes then is the container's.
+	over atomic.Bool
 }
 
 // openEgress makes the way out of a proven sandbox. Until let is called, everything
@@ -36,12 +43,13 @@ func (c *container) openEgress(ctx context.Context, hello wire.Hello, rec *Recor
 	if report.Others != "" {
 		c.p.job.Notice("warning: the sandbox's network has packet rules that are not agentshim's, and in force too: %s", printable(report.Others))
 	}
-	e := &egress{lost: sync.OnceFunc(c.lifeline)}
+	e := &egress{lost: sync.OnceFunc(c.lifeline), watched: make(chan struct{})}
 	if e.log, err = netpolicy.CreateLog(c.p.folders.egressLog(rec.ID), rec.ID, time.Now); err != nil {
 		listeners.Close()
 		return &Error{Reason: ReasonState, Err: err}
 	}
-	e.gateway = netpolicy.NewGateway(plan.Egress.Table(), listeners, e.event)
+	e.gateway = netpolicy.NewGateway(plan.Egress.Table(), listeners, c.siblingNames(ctx), e.event)
+	go e.watch(listeners.Watch)
 	c.egress = e
 	return nil
 }
@@ -54,6 +62,13 @@ func (e *egress) event(ev netpolicy.Event) error {
 		e.lost()
 	}
 	return err
+}
+
+// end says that the container ends, or has ended.
+func (e *egress) end() {
+	if e != nil {
+		e.over.Store(true)
+	}
 }
 
 // redirected reports whether the live probe's connection came to the gateway.
@@ -76,6 +91,7 @@ func (e *egress) close(rec *Record) error {
 		return nil
 	}
 	ended := e.gateway.Close()
+	<-e.watched // the gateway has closed what is watched
 	head, err := e.log.Close()
 	rec.Egress.Log, rec.Egress.Refusals = &head, e.summary.Lines(maxRefusals)
 	if err != nil {
@@ -86,6 +102,12 @@ func (e *egress) close(rec *Record) error {
 	}
 	if ended != nil {
 		return &Error{Reason: ReasonInternal, Err: ended}
+	}
+	if e.changed != nil && !(errors.Is(e.changed, netpolicy.ErrGone) && rec.Harness != nil) {
+		return &Error{
+			Reason: ReasonPosture, Msg: "the run was ended", Err: e.changed,
+			Hint: "look for who attaches running containers to networks, or takes them off",
+		}
 	}
 	return nil
 }
@@ -101,7 +123,7 @@ func (p *prepared) probePresets() error {
 // egressFailed puts the log's error before what it led to.
 func egressFailed(run, egress error) error {
 	var e *Error
-	if errors.As(egress, &e) && e.Reason == ReasonEgressLost {
+	if errors.As(egress, &e) && (e.Reason == ReasonEgressLost || e.Reason == ReasonPosture) {
 		return egress
 	}
 	return errors.Join(run, egress)

@@ -55,7 +55,7 @@ func (s Store) EgressLog(id string) (string, RunInfo, error) {
 func noEgressLog(run RunInfo) error {
 	e := &Error{Reason: ReasonState, Msg: "run " + run.ID, Err: ErrNoEgressLog}
 	if run.Egress != nil {
-		e.Hint = fmt.Sprintf("its egress.mode is %s; only allow-list and open have a log", run.Egress.Mode)
+		e.Hint = fmt.Sprintf("its egress.mode is %s; it has no log", run.Egress.Mode)
 	}
 	return e
 }

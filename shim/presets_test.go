@@ -316,10 +316,10 @@ func TestProbePresets(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := map[string][]harness.Allow{"npm": {{Host: "n.example.com:443"}}, "deepseek": {{Host: "api.deepseek.com"}}}
-	if diff := cmp.Diff(want, PresetAllow(probed)); diff != "" {
+	if diff := cmp.Diff(want, PresetAllow(probed), nil); diff != "" {
 		t.Error(diff)
 	}
-	p, err := netpolicy.Compile(harness.Egress{Mode: "allow-list", Presets: []string{"npm", "deepseek"}}, PresetAllow(probed))
+	p, err := netpolicy.Compile(harness.Egress{Mode: "allow-list", Presets: []string{"npm", "deepseek"}}, PresetAllow(probed), nil)
 	if err != nil || len(p.Allow) != 2 {
 		t.Errorf("%+v, %v", p, err)
 	}

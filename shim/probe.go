@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"net/netip"
 	"os"
 	"os/user"
 	"path/filepath"
@@ -12,6 +13,7 @@ import (
 	"strings"
 
 	"github.com/agentshim/agentshim/mounts"
+	"github.com/agentshim/agentshim/netpolicy"
 	"github.com/agentshim/agentshim/spec"
 )
 
@@ -63,6 +65,12 @@ type Adapter interface {
 	// start starts the run's container. It ends with ctx only before that. Docker's calls
 	// made when the container has its ID, before it starts.
 	start(ctx context.Context, plan spec.Plan, paths spec.RunPaths, made func()) (attached, error)
+	// network is what the engine says of one of its networks; the empty name is the one that
+	// it gives a container by default. Names have passed checkNetworkName.
+	network(ctx context.Context, name string, ipv6 bool) (netpolicy.Network, error)
+	// siblings are the running containers of a network: their addresses there, by every
+	// name they have.
+	siblings(ctx context.Context, network string) (map[string][]netip.Addr, error)
 	// makeVolume makes a cache's volume, or fails where there is one of that name.
 	makeVolume(ctx context.Context, plan spec.Plan, c mounts.Cache, made string) error
 	// giveVolume runs the container that gives a cache's volume to the agent, to its end.

@@ -190,6 +190,9 @@ func (p *prepared) probe(ctx context.Context) error {
 	if err := p.probeDevices(opts.withDefaults()); err != nil {
 		return err
 	}
+	if err := p.probeNetworkFacts(ctx); err != nil {
+		return err
+	}
 	return p.probeMounts()
 }
 

@@ -154,7 +154,7 @@ func (w *way) open(ctx context.Context, cookie uint64, netns string) (netpolicy.
 	if cookie == 0 {
 		return netpolicy.Listeners{}, netpolicy.Report{}, &Error{
 			Reason: ReasonEgressSetup, Msg: "this kernel can't tell which network namespace a socket is in (SO_NETNS_COOKIE)",
-			Hint: "egress allow-list and open need Linux 5.14; deny-all works here",
+			Hint: "every egress.mode but deny-all needs Linux 5.14",
 		}
 	}
 	listeners, report, err := w.handOver(ctx, cookie, netns)
@@ -177,7 +177,10 @@ func (w *way) open(ctx context.Context, cookie uint64, netns string) (netpolicy.
 func (w *way) handOver(ctx context.Context, cookie uint64, netns string) (netpolicy.Listeners, netpolicy.Report, error) {
 	defer os.Remove(w.c.paths.Socket())
 	defer context.AfterFunc(ctx, w.stop)()
-	order := netpolicy.Order{Netns: netns, Setup: netpolicy.Setup{Renderer: w.c.p.plan.EgressRenderer}}
+	plan := w.c.p.plan
+	order := netpolicy.Order{Netns: netns, Setup: netpolicy.Setup{
+		Renderer: plan.EgressRenderer, Rules: plan.Egress.Rules(w.c.p.host.Machine.IPv6), Network: plan.Egress.Network,
+	}}
 	timeout := helperTimeout
 	if w.c.p.plan.EgressWay == spec.WayContainer {
 		timeout = helperContainerTimeout
@@ -205,7 +208,7 @@ func (w *way) exchange(order netpolicy.Order, cookie uint64, timeout time.Durati
 	if err := helper.Order(order, handoverTimeout); err != nil {
 		return netpolicy.Listeners{}, netpolicy.Report{}, err
 	}
-	listeners, report, err := helper.Receive(cookie, timeout)
+	listeners, report, err := helper.Receive(cookie, order.Network, timeout)
 	if err == nil {
 		err = helper.AwaitEnd(handoverTimeout)
 	}

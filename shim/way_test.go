@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"maps"
 	"net/http"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -120,7 +121,7 @@ func wayContainer(t *testing.T, way string, a Adapter) *container {
 				EgressRules: strings.Split(strings.TrimSuffix(netpolicy.SandboxRules(true).Iptables(), "\n"), "\n"),
 				Image:       spec.Image{ID: "sha256:1234", Env: []string{"GODEBUG=x"}}, Limits: spec.Limits{PIDs: 1},
 			},
-			adapter: a,
+			adapter: a, host: spec.Host{Machine: spec.Machine{IPv6: true}},
 		},
 		paths: spec.RunPaths{ID: "0123456789abcdef", Dir: t.TempDir()},
 	}
@@ -418,7 +419,7 @@ func TestWayReportDiffers(t *testing.T) {
 // TestWayHelperSaysWhy: its own words, not its exit code's.
 func TestWayHelperSaysWhy(t *testing.T) {
 	b := newBox(t)
-	if err := b.in(netpolicy.AddWay); err != nil {
+	if err := b.in(func() error { return netpolicy.AddWay(netip.MustParsePrefix("198.18.0.0/15")) }); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := b.open(t, helperDaemon(t, b, 0, 0, 0)); err == nil || !strings.Contains(err.Error(), netpolicy.ErrNotFresh.Error()) {

@@ -36,7 +36,7 @@ func Why(j Job, target string) (Answer, error) {
 	if err := p.probePresets(); err != nil {
 		return Answer{}, err
 	}
-	policy, err := netpolicy.Compile(j.Harness.Egress, p.host.Presets)
+	policy, err := netpolicy.Compile(j.Harness.Egress, p.host.Presets, nil)
 	if err != nil {
 		return Answer{}, &Error{Reason: ReasonPolicy, Err: err}
 	}

@@ -63,7 +63,7 @@ func (a *argv) labels() {
 
 func (a *argv) isolation() {
 	p := a.plan
-	a.flag("network", "none")
+	a.flag("network", p.NetworkMode())
 	a.flag("hostname", Hostname)
 	a.flag("ipc", "private")
 	a.flag("cgroupns", "private")

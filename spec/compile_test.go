@@ -145,6 +145,7 @@ func compileGolden(t *testing.T, h harness.Harness, host Host) Plan {
 		host.Image.Volumes = []string{"/data", "/var/cache/app"}
 	}
 	host.Mounts.Git = gitFacts[h.Name]
+	host.Network = networkFacts(h, host)
 	plan, err := Compile(h, host, Options{EnvFiles: envFileNames(h)})
 	if err != nil {
 		t.Fatal(err)

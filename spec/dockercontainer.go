@@ -91,7 +91,7 @@ func (p Plan) DockerContainer(run RunPaths) (DockerContainer, error) {
 	}
 	c.Labels[LabelRun] = run.ID
 	h := &c.HostConfig
-	h.NetworkMode = "none"
+	h.NetworkMode = p.NetworkMode()
 	h.CapAdd = p.Capabilities
 	for _, g := range p.Identity.Groups {
 		h.GroupAdd = append(h.GroupAdd, strconv.FormatUint(uint64(g), 10))

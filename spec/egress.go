@@ -9,12 +9,12 @@ import (
 
 // egress decides what the agent may reach.
 func (c *compiler) egress() error {
-	policy, err := netpolicy.Compile(c.h.Egress, c.host.Presets)
+	policy, err := netpolicy.Compile(c.h.Egress, c.host.Presets, c.host.Network)
 	c.plan.Egress = policy
 	if err == nil {
 		if policy.HasGateway() {
 			c.plan.EgressWay = way(c.host)
-			rules := netpolicy.SandboxRules(c.host.Machine.IPv6).Iptables()
+			rules := policy.Rules(c.host.Machine.IPv6).Iptables()
 			c.plan.EgressRules = strings.Split(strings.TrimSuffix(rules, "\n"), "\n")
 			return c.renderer()
 		}
@@ -55,13 +55,18 @@ func (c *compiler) egressNotes() {
 	if !p.HasGateway() {
 		return
 	}
+	if p.Network != nil {
+		c.networkNotes(*p.Network)
+	}
 	if p.Mode == netpolicy.Open {
 		c.widen("egress:open", false, "the agent can reach every name that leads to a globally reachable address")
-	} else {
+	} else if len(p.Allow)+len(p.HostServices) > 0 {
 		c.widen("egress:allow-list", false, "the agent can reach what the plan lists: %d in all", len(p.Allow)+len(p.HostServices))
 	}
 	for _, r := range p.Allow {
 		switch {
+		case r.Name == "" && p.Network != nil:
+			c.widen("egress:"+r.String(), false, "addresses are reached directly, past agentshim: nothing of it is looked at or logged")
 		case r.Name == "" && r.Prefix.Addr().Is6():
 			c.widen("egress:"+r.String(), false, "names may lead to these addresses; the sandbox itself has no IPv6")
 		case r.Name == "":
@@ -84,9 +89,13 @@ func (p Plan) egressText(line func(name, format string, args ...any)) {
 		line("network", "%s: no interface but loopback", e.Mode)
 		return
 	}
-	line("network", "%s: no interface but loopback; names and TCP go to agentshim, all else is refused; way in: %s, %s", e.Mode, p.EgressWay, p.EgressRenderer)
+	if e.Network != nil {
+		line("network", "%s; way in: %s, %s", networkText(*e.Network), p.EgressWay, p.EgressRenderer)
+	} else {
+		line("network", "%s: no interface but loopback; names and TCP go to agentshim, all else is refused; way in: %s, %s", e.Mode, p.EgressWay, p.EgressRenderer)
+	}
 	for _, r := range e.Allow {
-		line("allow", "%s", ruleText(r))
+		line("allow", "%s", ruleText(r, e.Network != nil))
 	}
 	for _, r := range e.Deny {
 		line("deny", "%s", r)
@@ -96,9 +105,11 @@ func (p Plan) egressText(line func(name, format string, args ...any)) {
 	}
 }
 
-func ruleText(r netpolicy.Rule) string {
+func ruleText(r netpolicy.Rule, network bool) string {
 	text := r.String()
 	switch {
+	case r.Name == "" && network:
+		text += ", directly"
 	case r.Name == "" && r.Prefix.Addr().Is6():
 		text += ", for names that lead there"
 	case r.Name == "":

@@ -6,6 +6,7 @@ package spec
 import (
 	"github.com/agentshim/agentshim/harness"
 	"github.com/agentshim/agentshim/mounts"
+	"github.com/agentshim/agentshim/netpolicy"
 )
 
 // Host is what shim.Probe found; tests write it as a literal.
@@ -22,6 +23,8 @@ type Host struct {
 	GroupOwns map[uint32]string
 	// Presets are the targets of the egress presets that the file names.
 	Presets map[string][]harness.Allow
+	// Network is the engine's network that the file wants, nil where it wants none.
+	Network *netpolicy.Network
 	// SeccompFile is the content of the file that seccomp.profile names, nil where it names none.
 	SeccompFile []byte
 }

@@ -2,13 +2,16 @@ package main
 
 import (
 	"bytes"
+	endian "encoding/binary"
 	"errors"
 	"fmt"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 
@@ -50,6 +53,7 @@ func inspect() wire.Hello {
 	l.Cgroup = cgroupLimits()
 	l.devNodes()
 	l.network()
+	l.addresses()
 	l.netCookie()
 	l.processes()
 	l.identity()
@@ -277,6 +281,49 @@ func devNode(name string, st unix.Stat_t) string {
 	default:
 		return "f " + name
 	}
+}
+
+// addresses asks the kernel for the addresses of all interfaces: rtnetlink(7). What it can't
+// say is not there.
+func (l *look) addresses() {
+	names := map[uint32]string{}
+	for _, m := range dump(syscall.RTM_GETLINK) {
+		if m.Header.Type == syscall.RTM_NEWLINK && len(m.Data) >= syscall.SizeofIfInfomsg {
+			names[endian.NativeEndian.Uint32(m.Data[4:])] = strings.TrimRight(string(attribute(m, syscall.IFLA_IFNAME)), "\x00")
+		}
+	}
+	for _, m := range dump(syscall.RTM_GETADDR) {
+		if m.Header.Type != syscall.RTM_NEWADDR || len(m.Data) < syscall.SizeofIfAddrmsg {
+			continue
+		}
+		raw := attribute(m, syscall.IFA_LOCAL) // the own end of a link that has two
+		if raw == nil {
+			raw = attribute(m, syscall.IFA_ADDRESS)
+		}
+		addr, _ := netip.AddrFromSlice(raw)
+		l.Addresses = append(l.Addresses, names[endian.NativeEndian.Uint32(m.Data[4:])]+" "+addr.String())
+	}
+	slices.Sort(l.Addresses)
+}
+
+// dump is everything of a kind.
+func dump(kind int) []syscall.NetlinkMessage {
+	b, err := syscall.NetlinkRIB(kind, syscall.AF_UNSPEC)
+	if err != nil {
+		return nil
+	}
+	messages, _ := syscall.ParseNetlinkMessage(b)
+	return messages
+}
+
+func attribute(m syscall.NetlinkMessage, kind uint16) []byte {
+	attrs, _ := syscall.ParseNetlinkRouteAttr(&m)
+	for _, a := range attrs {
+		if a.Attr.Type == kind {
+			return a.Value
+		}
+	}
+	return nil
 }
 
 // network counts interfaces and routes. A route of loopback reaches nothing.

@@ -187,13 +187,15 @@ func help(t *testing.T, cookie uint64, order netpolicy.Order, prefix ...string) 
 	if err := p.Order(order, time.Second); err != nil {
 		return helped{err: err}
 	}
-	h.listeners, h.report, h.err = p.Receive(cookie, time.Second)
+	h.listeners, h.report, h.err = p.Receive(cookie, order.Network, time.Second)
 	t.Cleanup(h.listeners.Close)
 	h.err = errors.Join(h.err, p.AwaitEnd(time.Second))
 	return h
 }
 
-func (s sandbox) order() netpolicy.Order { return netpolicy.Order{Netns: s.netns, PID: s.pid} }
+func (s sandbox) order() netpolicy.Order {
+	return netpolicy.Order{Netns: s.netns, PID: s.pid, Setup: netpolicy.Setup{Rules: netpolicy.SandboxRules(true)}}
+}
 
 // publicFolder is one that users other than the test's own may use, too.
 func publicFolder(t *testing.T) string {
@@ -340,7 +342,9 @@ func TestTwice(t *testing.T) {
 // a container that shares it, and needs CAP_NET_ADMIN only.
 func TestInside(t *testing.T) {
 	s := newSandbox(t)
-	h := help(t, s.cookie, netpolicy.Order{Netns: s.netns},
+	order := s.order()
+	order.PID = 0
+	h := help(t, s.cookie, order,
 		"nsenter", fmt.Sprintf("--net=/proc/%d/ns/net", s.pid), "setpriv", "--bounding-set", "-all,+net_admin",
 		"--inh-caps", "-all,+net_admin", "--ambient-caps", "-all,+net_admin", "--no-new-privs", "--securebits", "+noroot")
 	if errors.Join(h.exit, h.err) != nil {
@@ -374,7 +378,8 @@ func TestIptables(t *testing.T) {
 			}, "unshare", "--net") // a namespace's files are the root's that is mapped when it is made
 			inside := append(prefix[:len(prefix):len(prefix)],
 				"nsenter", "--target", strconv.Itoa(s.pid), "--user", "--net", "--setuid=0", "--setgid=0")
-			order := netpolicy.Order{Netns: s.netns, Setup: netpolicy.Setup{Renderer: netpolicy.Iptables}}
+			order := s.order()
+			order.PID, order.Renderer = 0, netpolicy.Iptables
 			checkIptables(t, backend, help(t, s.cookie, order, inside...))
 		})
 	}

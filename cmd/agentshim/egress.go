@@ -21,7 +21,7 @@ func newEgress() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "egress", Short: "Read a run's egress log", Args: cobra.NoArgs,
 		Long: "Read a run's egress log: what the harness tried to reach, and what was decided. Runs\n" +
-			"whose egress.mode is allow-list or open have one.",
+			"whose egress.mode is not deny-all have one.",
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	cmd.AddCommand(newTail(), newVerify())

@@ -3,7 +3,8 @@
 // 1, 20 and 200 mounts; part relay measures the way out of a sandbox against a direct
 // connection and against proxies; part copy measures the private copy of a workspace
 // against cp -r; part git measures the private repository against git clone; part seccomp measures a
-// system call under agentshim's policy against the engine's default. Runs are interleaved. It prints medians and ratios and judges nothing;
+// system call under agentshim's policy against the engine's default; part network measures an
+// attached network against the bare engine. Runs are interleaved. It prints medians and ratios and judges nothing;
 // run it on a quiet machine.
 package main
 
@@ -31,7 +32,7 @@ var (
 	pairs = flag.Int("pairs", 15, "interleaved pairs per set-up")
 	only  = flag.String("only", "", "set-ups whose name contains this")
 
-	part   = flag.String("part", "all", "exec, mounts, relay, copy, git, seccomp or all")
+	part   = flag.String("part", "all", "exec, mounts, relay, copy, git, seccomp, network or all")
 	rounds = flag.Int("rounds", 5, "interleaved rounds of the relay's, the copy's and git's measurements")
 )
 
@@ -74,8 +75,10 @@ func run(args []string) error {
 		return gitPart()
 	case "seccomp":
 		return seccompPart()
+	case "network":
+		return networkPart()
 	case "all":
-		return errors.Join(execPart(), mountsPart(), relayPart(), copyPart(), gitPart(), seccompPart())
+		return errors.Join(execPart(), mountsPart(), relayPart(), copyPart(), gitPart(), seccompPart(), networkPart())
 	}
 	return fmt.Errorf("no part %q", *part)
 }
@@ -143,13 +146,14 @@ func (b *bench) writeSpec() error {
 		"harness":{"binary":"true"},"accept":["rootless-cgroup-limits"],"egress":%s}`, b.engine, egress)
 		return os.WriteFile(filepath.Join(b.dir, name), []byte(text), 0o644)
 	}
-	return errors.Join(write(denyAll, `{}`), write(allowList, `{"mode":"allow-list","allow":["api.example.com"]}`))
+	return errors.Join(write(denyAll, `{}`), write(allowList, `{"mode":"allow-list","allow":["api.example.com"]}`), write(attached, `{"mode":"network"}`))
 }
 
 // The harness files.
 const (
 	denyAll   = "harness.json"
 	allowList = "allow-list.json"
+	attached  = "attached.json"
 )
 
 // command runs a program as the set-up's user.
@@ -338,7 +342,7 @@ func memory(pid int, key string) int {
 
 func (b *bench) run() error {
 	plain := []string{b.engine, "run", "--rm", "agentshim/hello:test", "true"}
-	kinds := []kind{{"bare, same flags", b.bare}, {"exec deny-all", b.exec(denyAll, "true")}, {"plain run", plain}, {"exec allow-list", b.exec(allowList, "true")}}
+	kinds := []kind{{"bare, same flags", b.bare}, {"exec deny-all", b.exec(denyAll, "true")}, {"plain run", plain}, {"exec allow-list", b.exec(allowList, "true")}, {"exec network", b.exec(attached, "true")}}
 	phases := map[int]map[string][]time.Duration{1: {}, 3: {}}
 	times, err := b.interleave(kinds, func(k int) {
 		if p := phases[k]; p != nil {
@@ -354,6 +358,7 @@ func (b *bench) run() error {
 	}
 	fmt.Printf("  paired ratio exec deny-all/bare, median of pairs: %.2f\n", pairedRatio(times[1], times[0]))
 	fmt.Printf("  paired ratio exec allow-list/plain run, median of pairs: %.2f\n", pairedRatio(times[3], times[2]))
+	fmt.Printf("  paired ratio exec network/plain run, median of pairs: %.2f\n", pairedRatio(times[4], times[2]))
 	fmt.Printf("  phases, deny-all and allow-list\n")
 	for _, name := range []string{"probe", "inputs", "plan", "prepare", "start", "prove", "egress", "launch", "harness", "end"} {
 		fmt.Printf("    %-9s %s  %s\n", name, spread(phases[1][name]), spread(phases[3][name]))

@@ -32,7 +32,7 @@ import (
 // The relay benchmark's own processes, so that each has its own memory and processor
 // time. They take orders on standard input, answer each on standard output, and end
 // with the input.
-var roles = map[string]func(args []string) error{"server": serverRole, "client": clientRole, "gateway": gatewayRole, "plain": plainRole}
+var roles = map[string]func(args []string) error{"server": serverRole, "client": clientRole, "gateway": gatewayRole, "plain": plainRole, "swallow": swallowRole, "blast": blastRole}
 
 // order is what a client is told to do; target, n and the rest as the operation needs.
 type order struct {
@@ -268,7 +268,7 @@ func handOver(path string) error {
 		return err
 	}
 	defer conn.Close()
-	sockets, report, failed := netpolicy.Apply(netpolicy.Setup{})
+	sockets, report, failed := netpolicy.Apply(netpolicy.Setup{Rules: netpolicy.SandboxRules(true)})
 	return errors.Join(failed, netpolicy.Send(conn, sockets, report, failed))
 }
 
@@ -447,7 +447,7 @@ func gatewayRole(args []string) error {
 	entries, err3 := strconv.Atoi(args[3])
 	// The host's resolver finds the name in the hosts file, as quickly as may be.
 	err4 := unix.Mount(filepath.Join(args[0], "hosts"), "/etc/hosts", "", unix.MS_BIND, "")
-	policy, err5 := netpolicy.Compile(allowing(port, entries), nil)
+	policy, err5 := netpolicy.Compile(allowing(port, entries), nil, nil)
 	if err := errors.Join(err1, err2, err3, err4, err5); err != nil {
 		return err
 	}
@@ -468,7 +468,7 @@ func serveSandbox(dir string, cookie uint64, policy netpolicy.Policy) error {
 		return err
 	}
 	defer peer.Close()
-	listeners, report, err := peer.Receive(cookie, time.Minute)
+	listeners, report, err := peer.Receive(cookie, nil, time.Minute)
 	if err != nil || report.Error != "" {
 		return fmt.Errorf("hand-over: %s %w", report.Error, err)
 	}
@@ -477,7 +477,7 @@ func serveSandbox(dir string, cookie uint64, policy netpolicy.Policy) error {
 		return err
 	}
 	var summary netpolicy.Summary
-	g := netpolicy.NewGateway(policy.Table(), listeners, func(e netpolicy.Event) error {
+	g := netpolicy.NewGateway(policy.Table(), listeners, nil, func(e netpolicy.Event) error {
 		summary.Add(e)
 		return log.Write(e)
 	})

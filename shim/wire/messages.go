@@ -45,6 +45,8 @@ type Hello struct {
 	// IPv6 routes that are not of loopback.
 	Interfaces []string `json:"interfaces"`
 	Routes     int      `json:"routes"`
+	// Addresses are those of the interfaces: "eth0 172.18.0.2".
+	Addresses []string `json:"addresses,omitempty"`
 	// NetCookie is the network namespace's SO_NETNS_COOKIE: a number that no other one
 	// has until the next boot. It is 0 where the kernel has none (before Linux 5.14).
 	NetCookie uint64 `json:"netCookie"`

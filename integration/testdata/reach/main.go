@@ -36,7 +36,39 @@ import (
 var attempts = map[string]func(arg []string) (string, error){
 	"tcp": tcp, "udp": udp, "name": name, "dns": question, "tls": hello, "http": requests,
 	"datagram": datagram, "raw": raw, "echo": echo, "run": run, "many": many, "socket": socket, "upload": upload,
-	"fetch": fetch, "serve": serve,
+	"fetch": fetch, "serve": serve, "sibling": sibling,
+}
+
+// sibling echoes what comes to a port, TCP and UDP, until this program is killed.
+func sibling(arg []string) (string, error) {
+	l, err := net.Listen("tcp", ":"+arg[0])
+	if err != nil {
+		return "", err
+	}
+	u, err := net.ListenPacket("udp", ":"+arg[0])
+	if err != nil {
+		return "", err
+	}
+	go func() {
+		b := make([]byte, 2048)
+		for {
+			n, from, err := u.ReadFrom(b)
+			if err != nil {
+				return
+			}
+			_, _ = u.WriteTo(b[:n], from)
+		}
+	}()
+	for {
+		c, err := l.Accept()
+		if err != nil {
+			return "", err
+		}
+		go func() {
+			defer c.Close()
+			_, _ = io.Copy(c, c)
+		}()
+	}
 }
 
 // patience bounds an attempt, late is when a refusal was not quick.
