@@ -122,32 +122,12 @@ func untrackedInput(six bool) Chain {
 // networkChains: what Targets permits leaves untracked and as it is; everything else is
 // the gateway's, by the redirects that every sandbox with a gateway has, or refused.
 func (p Policy) networkChains() []Chain {
-	dns, relay := DNSListener.Port(), RelayListener.Port()
-	own, listeners := host(SandboxAddr), host(redirectAddr)
-	fromListeners := func(r PacketRule) []PacketRule {
-		r.Src = listeners
-		var out []PacketRule
-		for _, l := range []struct {
-			proto string
-			port  uint16
-		}{{"udp", dns}, {"tcp", dns}, {"tcp", relay}} {
-			r.Proto, r.SPort = l.proto, l.port
-			out = append(out, r)
-		}
-		return out
-	}
-	targets := append(fromListeners(PacketRule{Action: Return}), free(loopback4, own)...)
+	own, listeners := host(SandboxAddr), answers{DNSListener.Port(), RelayListener.Port()}
+	targets := append(listeners.rules(PacketRule{Action: Return}), free(loopback4, own)...)
 	targets = append(
 		targets, PacketRule{Proto: "udp", DPort: 53, Action: Return}, PacketRule{Proto: "tcp", DPort: 53, Action: Return},
 	)
-	limits := []PacketRule{
-		{Untracked: true, Action: Return},
-		{Proto: "udp", DPort: 53, Limit: questionLimit, Action: Return},
-		{Proto: "udp", DPort: 53, Action: Drop},
-		{Proto: "tcp", Syn: true, Limit: connectionLimit, Action: Return},
-		{Proto: "tcp", Syn: true, Action: Drop},
-	}
-	filter := append(fromListeners(PacketRule{New: true, Action: Drop}), fromListeners(PacketRule{Action: Accept})...)
+	filter := append(listeners.rules(PacketRule{New: true, Action: Drop}), listeners.rules(PacketRule{Action: Accept})...)
 	if r := p.Network.Resolver; r.IsValid() {
 		filter = append(filter, PacketRule{Dst: host(r), Proto: "tcp", Action: Reject}, PacketRule{Dst: host(r), Action: Drop})
 	}
@@ -158,14 +138,8 @@ func (p Policy) networkChains() []Chain {
 	return []Chain{
 		untrackedInput(false),
 		{Table: "raw", Part: Targets, Policy: Accept, Rules: append(targets, p.targets(false)...)},
-		{Table: "raw", Part: Limits, Policy: Accept, Rules: limits},
-		{Table: "nat", Policy: Accept, Rules: []PacketRule{
-			{Dst: loopback4, Action: Return},
-			{Dst: own, Action: Return},
-			{Proto: "udp", DPort: 53, Action: Redirect, To: dns},
-			{Proto: "tcp", DPort: 53, Action: Redirect, To: dns},
-			{Proto: "tcp", Action: Redirect, To: relay},
-		}},
+		{Table: "raw", Part: Limits, Policy: Accept, Rules: append([]PacketRule{{Untracked: true, Action: Return}}, trackedLimits...)},
+		redirects(listeners.dns, listeners.relay),
 		{Table: "filter", Policy: Drop, Rules: filter},
 	}
 }

@@ -1,17 +1,18 @@
 package netpolicy
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
 	"net/netip"
 	"os"
+	"reflect"
 	"runtime"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/miekg/dns"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -39,29 +40,41 @@ func withNetwork(t *testing.T, n *Network, entries []string, deny ...string) Pol
 
 // TestNetworkRulesText: the golden's diff is the security review.
 func TestNetworkRulesText(t *testing.T) {
-	const file = "testdata/network.rules"
 	p := withNetwork(t, bridge(), []string{
 		"0.0.0.0/0", "::/0", "10.9.0.0/16:5432", "192.0.9.0/24:53/udp", "169.254.169.254/32:80", "api.example.com",
 	}, "192.175.48.45", "192.175.49.0/24:22")
-	got := p.Rules(true).Iptables()
-	if *update {
-		if err := os.WriteFile(file, []byte(got), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	want, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(string(want), got); diff != "" {
-		t.Error(diff)
-	}
+	goldenText(t, "testdata/network.rules", p.Rules(true).Iptables())
 	for _, c := range p.Rules(true).Chains {
 		for _, r := range c.Rules {
 			if back, err := packetRule(r.exprs(c.IPv6), c.IPv6); err != nil || back != r {
 				t.Errorf("%+v gives %+v, %v", r, back, err)
 			}
 		}
+	}
+}
+
+// TestLargeNetwork: the largest policy there may be fits into an order.
+func TestLargeNetwork(t *testing.T) {
+	n := bridge()
+	var entries []string
+	for i := range 512 {
+		n.Closed = append(n.Closed, netip.AddrFrom4([4]byte{192, 175, byte(i >> 8), byte(i)}))
+	}
+	for i := range maxRanges {
+		entries = append(entries, fmt.Sprintf("192.31.%d.0/24:%d/udp", i, 10000+i))
+	}
+	p := withNetwork(t, n, entries)
+	order := Order{Version: handoverVersion, Netns: "net:[1]", Setup: Setup{Rules: p.Rules(true), Network: n}}
+	b, err := json.Marshal(order)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := orderOf(t, string(b))
+	if err != nil || !reflect.DeepEqual(got.Rules, order.Rules) {
+		t.Errorf("%d bytes: %v", len(b), err)
+	}
+	if text := p.Rules(true).Iptables(); len(text) > maxHandover*3/4 {
+		t.Errorf("the report would have %d bytes", len(text))
 	}
 }
 

@@ -38,9 +38,10 @@ const (
 // PacketRule matches packets that leave a socket of the sandbox. Zero fields match
 // everything.
 type PacketRule struct {
-	Src, Dst netip.Prefix
+	Src netip.Prefix `json:",omitzero"`
+	Dst netip.Prefix `json:",omitzero"`
 	// Proto is tcp, udp, ipv6-icmp or empty.
-	Proto string
+	Proto string `json:",omitempty"`
 	// ICMP is the type of an ICMP message, at least 1; it needs Proto ipv6-icmp.
 	ICMP uint8 `json:",omitempty"`
 	// Outside matches what came in by another interface than loopback.
@@ -50,16 +51,17 @@ type PacketRule struct {
 	// Related matches what the kernel sends because of another packet.
 	Related bool `json:",omitempty"`
 	// SPort and DPort are the ports; they need Proto.
-	SPort, DPort uint16
+	SPort uint16 `json:",omitempty"`
+	DPort uint16 `json:",omitempty"`
 	// Syn matches what asks for a TCP connection; it needs Proto tcp.
-	Syn bool
+	Syn bool `json:",omitempty"`
 	// New matches what would begin an entry in the kernel's connection table.
-	New bool
+	New bool `json:",omitempty"`
 	// Limit matches no more packets than it says, of those that match the rest.
-	Limit  Limit
+	Limit  Limit `json:",omitzero"`
 	Action Action
 	// To is Redirect's port.
-	To uint16
+	To uint16 `json:",omitempty"`
 }
 
 // Limit is a bucket that holds Burst packets and gets PerSecond new ones. Each rule has
@@ -122,45 +124,66 @@ type Ruleset struct{ Chains []Chain }
 // TCP to relayPort, both on loopback; the sandbox's own loopback is left alone; the
 // rest is refused at once, IPv6 as a whole.
 func OpenRules(dnsPort, relayPort uint16) Ruleset {
-	own, listeners := host(SandboxAddr), host(redirectAddr)
+	own, listeners := host(SandboxAddr), answers{dnsPort, relayPort}
 	return Ruleset{[]Chain{
-		{Table: "raw", Policy: Accept, Rules: []PacketRule{
-			// The listeners' answers are translated back, so they are tracked. Other
-			// loopback traffic is not: it could fill the kernel's connection table.
-			{Src: listeners, Proto: "udp", SPort: dnsPort, Action: Return},
-			{Src: listeners, Proto: "tcp", SPort: dnsPort, Action: Return},
-			{Src: listeners, Proto: "tcp", SPort: relayPort, Action: Return},
-			{Dst: loopback4, Action: NoTrack},
-			{Dst: own, Action: NoTrack},
-			{Dst: loopback4, Action: Return},
-			{Dst: own, Action: Return},
+		// The listeners' answers are translated back, so they are tracked. Other
+		// loopback traffic is not: it could fill the kernel's connection table.
+		{Table: "raw", Policy: Accept, Rules: slices.Concat(
+			listeners.rules(PacketRule{Action: Return}),
+			[]PacketRule{
+				{Dst: loopback4, Action: NoTrack},
+				{Dst: own, Action: NoTrack},
+				{Dst: loopback4, Action: Return},
+				{Dst: own, Action: Return},
+			},
 			// What is redirected is tracked, so it is limited, and before it is tracked: a
 			// packet that is dropped later would still renew its entry. A limit of the
 			// number (connlimit) looks at every connection for each new one, and overlooks
 			// closed ones that are still in the table.
-			{Proto: "udp", DPort: 53, Limit: questionLimit, Action: Return},
-			{Proto: "udp", DPort: 53, Action: Drop},
-			{Proto: "tcp", Syn: true, Limit: connectionLimit, Action: Return},
-			{Proto: "tcp", Syn: true, Action: Drop},
-		}},
-		{Table: "nat", Policy: Accept, Rules: []PacketRule{
-			{Dst: loopback4, Action: Return},
-			{Dst: own, Action: Return},
-			{Proto: "udp", DPort: 53, Action: Redirect, To: dnsPort},
-			{Proto: "tcp", DPort: 53, Action: Redirect, To: dnsPort},
-			{Proto: "tcp", Action: Redirect, To: relayPort},
-		}},
-		{Table: "filter", Policy: Drop, Rules: []PacketRule{
-			// An answer to what was not redirected, which nobody limits, is no answer to
-			// the kernel but the beginning of a connection, and would be kept for days.
-			{Src: listeners, Proto: "udp", SPort: dnsPort, New: true, Action: Drop},
-			{Src: listeners, Proto: "tcp", SPort: dnsPort, New: true, Action: Drop},
-			{Src: listeners, Proto: "tcp", SPort: relayPort, New: true, Action: Drop},
-			{Dst: loopback4, Action: Accept},
-			{Dst: own, Action: Accept},
-		}},
+			trackedLimits,
+		)},
+		redirects(dnsPort, relayPort),
+		// An answer to what was not redirected, which nobody limits, is no answer to
+		// the kernel but the beginning of a connection, and would be kept for days.
+		{Table: "filter", Policy: Drop, Rules: append(
+			listeners.rules(PacketRule{New: true, Action: Drop}),
+			PacketRule{Dst: loopback4, Action: Accept},
+			PacketRule{Dst: own, Action: Accept},
+		)},
 		{Table: "raw", IPv6: true, Policy: Accept, Rules: []PacketRule{{Dst: loopback6, Action: NoTrack}}},
 		{Table: "filter", IPv6: true, Policy: Drop, Rules: []PacketRule{{Dst: loopback6, Action: Accept}}},
+	}}
+}
+
+// trackedLimits are the rules that limit what is tracked.
+var trackedLimits = []PacketRule{
+	{Proto: "udp", DPort: 53, Limit: questionLimit, Action: Return},
+	{Proto: "udp", DPort: 53, Action: Drop},
+	{Proto: "tcp", Syn: true, Limit: connectionLimit, Action: Return},
+	{Proto: "tcp", Syn: true, Action: Drop},
+}
+
+// answers are what the gateway's listeners on these ports send.
+type answers struct{ dns, relay uint16 }
+
+// rules are r for each of them.
+func (a answers) rules(r PacketRule) []PacketRule {
+	r.Src = host(redirectAddr)
+	udp, tcp, relay := r, r, r
+	udp.Proto, udp.SPort = "udp", a.dns
+	tcp.Proto, tcp.SPort = "tcp", a.dns
+	relay.Proto, relay.SPort = "tcp", a.relay
+	return []PacketRule{udp, tcp, relay}
+}
+
+// redirects leads questions and all TCP but the sandbox's own to the gateway.
+func redirects(dnsPort, relayPort uint16) Chain {
+	return Chain{Table: "nat", Policy: Accept, Rules: []PacketRule{
+		{Dst: loopback4, Action: Return},
+		{Dst: host(SandboxAddr), Action: Return},
+		{Proto: "udp", DPort: 53, Action: Redirect, To: dnsPort},
+		{Proto: "tcp", DPort: 53, Action: Redirect, To: dnsPort},
+		{Proto: "tcp", Action: Redirect, To: relayPort},
 	}}
 }
 

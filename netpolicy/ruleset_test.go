@@ -14,8 +14,11 @@ var update = flag.Bool("update", false, "rewrite the goldens in testdata")
 
 // TestIptablesText: the golden's diff is the security review.
 func TestIptablesText(t *testing.T) {
-	const file = "testdata/open.rules"
-	got := OpenRules(1053, 1080).Iptables()
+	goldenText(t, "testdata/open.rules", OpenRules(1053, 1080).Iptables())
+}
+
+func goldenText(t *testing.T, file, got string) {
+	t.Helper()
 	if *update {
 		if err := os.WriteFile(file, []byte(got), 0o644); err != nil {
 			t.Fatal(err)
