@@ -44,6 +44,11 @@ func TestNetworkRulesText(t *testing.T) {
 		"0.0.0.0/0", "::/0", "10.9.0.0/16:5432", "192.0.9.0/24:53/udp", "169.254.169.254/32:80", "api.example.com",
 	}, "192.175.48.45", "192.175.49.0/24:22")
 	goldenText(t, "testdata/network.rules", p.Rules(true).Iptables())
+	for _, c := range p.Rules(false).Chains {
+		if c.IPv6 {
+			t.Errorf("without IPv6 in the kernel: %+v", c)
+		}
+	}
 	for _, c := range p.Rules(true).Chains {
 		for _, r := range c.Rules {
 			if back, err := packetRule(r.exprs(c.IPv6), c.IPv6); err != nil || back != r {

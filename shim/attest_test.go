@@ -240,6 +240,7 @@ var weaker = []struct {
 	{"someone's shared memory", rootless, "device", func(b *base) { b.Hello.DevNodes = append(b.Hello.DevNodes, "f shm/x") }},
 	{"interface", dockerRoot, "interface", func(b *base) { b.Hello.Interfaces = append(b.Hello.Interfaces, "eth0") }},
 	{"route", rootless, "routes beyond loopback", func(b *base) { b.Hello.Routes = 1 }},
+	{"address", rootless, "address", func(b *base) { b.Hello.Addresses = []string{"lo 127.0.0.1", "eth0 172.18.0.2"} }},
 	{"no AppArmor", dockerRoot, "security module label", func(b *base) { b.host.Engine.AppArmor, b.Hello.LSM = true, "unconfined" }},
 	{"AppArmor complains only", dockerRoot, "security module label", func(b *base) { b.host.Engine.AppArmor, b.Hello.LSM = true, "docker-default (complain)" }},
 	{"no SELinux label", rootless, "security module label", func(b *base) { b.host.Engine.SELinux, b.Hello.LSM = true, "" }},
