@@ -13,7 +13,6 @@ var missingFeatures = []missing{
 	given("$.harness.auth", "write none, account or api-key", func(h *Harness) bool { return h.Harness.Auth == "broker" }),
 	given("$.fallback", "", func(h *Harness) bool { return len(h.Fallback) > 0 }),
 	given("$.fallbackOn", "", func(h *Harness) bool { return len(h.FallbackOn) > 0 }),
-	given("$.caCertificates", "", func(h *Harness) bool { return len(h.CACertificates) > 0 }),
 	given("$.egress.brokers", "", func(h *Harness) bool { return len(h.Egress.Brokers) > 0 }),
 	given("$.egress.proxy", "", func(h *Harness) bool { return h.Egress.Proxy != "" }),
 	given("$.session", "", func(h *Harness) bool { return h.Session != nil }),

@@ -28,6 +28,9 @@ type Overrides struct {
 	// is tell their form and the options that there are. Words are words whatever their
 	// form. All words are joined by one space into the prompt.
 	Args, Words []string
+	// OutputFile is what the harness leaves for its caller: a path in the container,
+	// absolute or relative to the home.
+	OutputFile string
 	// Providers are the user's own, beside Providers: see UserProviders.
 	Providers []Provider
 }
@@ -121,6 +124,7 @@ func (c *checker) override(o Overrides) {
 		c.h.Image, c.flags["$.image"] = o.Image, "--image"
 	}
 	c.overridePrompt(o)
+	c.outputFile(o.OutputFile)
 	if o.Workspace == "" {
 		return
 	}

@@ -406,7 +406,6 @@ func TestNotBuilt(t *testing.T) {
 		{"$.harness.auth", withHarness(`"auth":"broker"`)},
 		{"$.fallback", with(`"fallback":[{"harness":{"binary":"x"}}]`)},
 		{"$.fallbackOn", with(`"fallbackOn":[75]`)},
-		{"$.caCertificates", with(`"caCertificates":["a.pem"]`)},
 		{"$.egress.brokers", with(`"egress":{"brokers":[{"name":"a","upstream":"https://a","header":"b","valueFrom":{}}]}`)},
 		{"$.egress.proxy", with(`"egress":{"proxy":"env"}`)},
 		{"$.session", with(`"session":{}`)},

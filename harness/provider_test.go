@@ -239,6 +239,22 @@ func TestArgumentsRefused(t *testing.T) {
 	}
 }
 
+func TestOutputFile(t *testing.T) {
+	for in, want := range map[string]string{
+		"": "", "out.env": "/home/agent/out.env", "a/./b": "/home/agent/a/b", "/workspace/out": "/workspace/out", "/tmp//x": "/tmp/x",
+		"../x": "!", "/proc/1/environ": "!", "/dev/stdin": "!", "/etc/passwd": "!", "~/x": "!", "x/": "!", "a\n": "!", "${OUT}": "!",
+	} {
+		h, err := harness.Parse([]byte(with("")), "/spec", harness.Overrides{OutputFile: in})
+		if want == "!" {
+			if err == nil {
+				t.Errorf("%q is taken", in)
+			}
+		} else if err != nil || h.OutputFile != want {
+			t.Errorf("%q: %q, %v", in, h.OutputFile, err)
+		}
+	}
+}
+
 const ownProvider = `{"version":1,"name":"mine","title":"Mine","binary":"mine","headless":{"promptMode":"arg"},"auth":{"api-key":{"env":["MY_KEY"]}}}`
 
 func TestUserProviders(t *testing.T) {

@@ -88,6 +88,9 @@ type Harness struct {
 	// Accept names the gaps and widenings the caller accepts.
 	Accept []string `json:"accept,omitempty" jsonschema:"minLength=1"`
 
+	// OutputFile is the path in the container of what the harness leaves for its caller,
+	// absolute and clean; set by Parse from the command line, empty for none.
+	OutputFile string `json:"-"`
 	// Dir is the folder relative paths start from, absolute; set by Load and Parse.
 	Dir string `json:"-"`
 }

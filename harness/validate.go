@@ -392,6 +392,33 @@ func (c *checker) workingDir() {
 	}
 }
 
+// outputFile judges where the harness is to leave its output. What the kernel makes up is none.
+func (c *checker) outputFile(name string) {
+	const at = "--output-file"
+	if name == "" {
+		return
+	}
+	if message := pathFault(name); message != "" || strings.HasPrefix(name, "~") || strings.HasSuffix(name, "/") {
+		c.add(at, name, "must be the path of a file in the container", "write it absolute, or relative to the agent's home")
+		return
+	}
+	c.unexpanded(at, name)
+	if !path.IsAbs(name) {
+		name = path.Join(HomeDir, name)
+	}
+	c.h.OutputFile = path.Clean(name)
+	for _, closed := range closedTargets {
+		if within(c.h.OutputFile, closed) && closed != "/run" && closed != "/var/run" {
+			c.add(at, name, "must not lie in "+closed, "")
+		}
+	}
+	for _, f := range c.h.Home.Files {
+		if path.Join(HomeDir, f.Target) == c.h.OutputFile {
+			c.add(at, name, "is the target of a file in $.home.files", "choose another path")
+		}
+	}
+}
+
 var variableForm = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
 
 // fixedVariables are set by agentshim and by nothing else.

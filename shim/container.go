@@ -98,7 +98,7 @@ func (c *container) drive(ctx context.Context, rec *Record) error {
 	exit, err := c.stream()
 	c.egress.end()
 	if c.backs.complete() {
-		rec.WriteBack = c.p.writeBack(c.backs.got)
+		rec.WriteBack, rec.Output = c.p.writeBack(c.backs.got)
 	}
 	first, timedOut, killed := c.p.control.outcome()
 	if first != 0 {
@@ -254,7 +254,7 @@ func (c *container) launch() error {
 }
 
 func (c *container) sendFile(f homeFile) error {
-	file := wire.File{Path: f.target, Size: int64(len(f.content)), WriteBack: f.host != nil}
+	file := wire.File{Path: f.target, Size: int64(len(f.content)), WriteBack: f.comesBack(), BackOnly: f.output != nil, After: f.after}
 	if err := c.send(func() error { return c.conn.SendJSON(wire.KindFile, file) }); err != nil {
 		return err
 	}

@@ -37,7 +37,8 @@ func (d *doctor) inputs() {
 	if seccomp.IsFile(h.Seccomp.Profile) {
 		names = append(names, h.Seccomp.Profile)
 	}
-	if err := errors.Join(envErr, p.readHomeFiles(), promptErr, p.readSeccomp()); err != nil {
+	names = append(names, h.CACertificates...)
+	if err := errors.Join(envErr, p.readHomeFiles(), p.readCertificates(), promptErr, p.readSeccomp()); err != nil {
 		d.add("spec", "files", failed(err))
 		return
 	}

@@ -46,6 +46,7 @@ const (
 	ReasonEnvMissing        Reason = "env-missing"
 	ReasonCredentials       Reason = "credentials"
 	ReasonPrompt            Reason = "prompt"
+	ReasonOutputFile        Reason = "output-file"
 	ReasonState             Reason = "state"
 	ReasonInitMissing       Reason = "init-missing"
 	ReasonInitLost          Reason = "init-lost"
@@ -95,6 +96,7 @@ func Reasons() []ReasonInfo {
 		{ReasonEnvMissing, false, "A variable or file that the environment is made of is not there."},
 		{ReasonCredentials, false, "A file or variable that harness.auth stands for is not there, or has not what is needed."},
 		{ReasonPrompt, false, "The prompt is missing, too long or not readable."},
+		{ReasonOutputFile, false, "The harness left no output file, or it can't be handed over. Its own exit code, if that is not 0, goes before."},
 		{ReasonState, false, "agentshim's own state or runtime folder can't be used."},
 		{ReasonInitMissing, false, "The program that runs inside the container is missing or altered."},
 		{ReasonInitLost, true, "The container ended without saying how the harness ended."},

@@ -29,7 +29,7 @@ func TestReasonsAreDocumentedOnce(t *testing.T) {
 		ReasonSpecInvalid, ReasonEngineMissing, ReasonEngineDenied, ReasonEngineDown, ReasonEngineContext, ReasonEngineRemote,
 		ReasonEngineMismatch, ReasonEngineUnsupported, ReasonEngineFailed, ReasonImageMissing, ReasonImagePlatform, ReasonImageUser, ReasonIdentity, ReasonOutputClosed, ReasonEgressLost,
 		ReasonPullFailed, ReasonHarnessMissing, ReasonGap, ReasonWidening, ReasonPosture, ReasonEgressSetup, ReasonPublish, ReasonMount, ReasonGit, ReasonPolicy,
-		ReasonEnvMissing, ReasonCredentials, ReasonPrompt, ReasonState, ReasonInitMissing, ReasonInitLost, ReasonEngineLost, ReasonTimeout, ReasonInterrupted, ReasonInternal,
+		ReasonEnvMissing, ReasonCredentials, ReasonPrompt, ReasonOutputFile, ReasonState, ReasonInitMissing, ReasonInitLost, ReasonEngineLost, ReasonTimeout, ReasonInterrupted, ReasonInternal,
 	} {
 		if !seen[r] {
 			t.Errorf("%s is not in the list", r)

@@ -34,11 +34,15 @@ type homeFile struct {
 	host *hostFile
 	// members are those of the JSON object on the host that content has; none are all.
 	members []string
+	// output says that nothing goes in, and that what the harness leaves is for this file.
+	output *outputFile
+	// after are files of the image that content goes behind: see wire.File.
+	after []string
 }
 
 // readValues reads what a plan leaves out, beyond the envFiles.
 func (p *prepared) readValues() error {
-	return errors.Join(p.readCallerEnv(), p.readHomeFiles(), p.readPrompt())
+	return errors.Join(p.readCallerEnv(), p.readHomeFiles(), p.readCertificates(), p.findOutput(), p.readPrompt())
 }
 
 func (p *prepared) readHomeFiles() error {

@@ -91,7 +91,7 @@ func probePodman(ctx context.Context, o ProbeOptions, path string) (Adapter, err
 // local socket: the service behind it could be another user's.
 func checkPodmanLocal(o ProbeOptions) error {
 	for _, name := range []string{"CONTAINER_HOST", "CONTAINER_CONNECTION", "DAGU_PODMAN_HOST"} {
-		if v := o.Getenv(name); v != "" {
+		if v := o.Getenv(name); v != "" && !(name == "DAGU_PODMAN_HOST" && ownService(o, v)) {
 			return &Error{
 				Reason: ReasonEngineRemote, Hint: hintPodmanRemote,
 				Msg: fmt.Sprintf("%s is %q: podman would run containers through a service, whose paths and users need not be the ones here", name, withoutSecrets(v)),
@@ -99,6 +99,20 @@ func checkPodmanLocal(o ProbeOptions) error {
 		}
 	}
 	return nil
+}
+
+// ownService says that an orchestrator's Podman is this user's own service at its usual place:
+// what that runs is in the very store that the client here works on.
+func ownService(o ProbeOptions, host string) bool {
+	const socket = "podman/podman.sock"
+	own := []string{filepath.Join("/run/user", strconv.Itoa(int(o.callerUID())), socket)}
+	if o.callerUID() == 0 {
+		own = []string{filepath.Join("/run", socket), filepath.Join("/var/run", socket)}
+	}
+	if dir := o.Getenv("XDG_RUNTIME_DIR"); filepath.IsAbs(dir) {
+		own = append(own, filepath.Join(dir, socket))
+	}
+	return slices.Contains(own, strings.TrimPrefix(host, "unix://"))
 }
 
 // podmanFolders are the variables by which Podman finds its store and runtime folder.

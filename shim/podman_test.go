@@ -227,6 +227,24 @@ func TestPodmanRemoteByVariable(t *testing.T) {
 	}
 }
 
+// An orchestrator's Podman is this user's own, or another's.
+func TestPodmanServiceOfTheCaller(t *testing.T) {
+	for host, want := range map[string]bool{
+		"unix:///run/podman/podman.sock": true, "/run/podman/podman.sock": true, "unix:///run/user/7/podman/podman.sock": false,
+		"unix:///run/podman/podman.sock/../../x": false, "tcp://127.0.0.1:1": false, "ssh://me@far/run/podman/podman.sock": false,
+	} {
+		o := rootfulOptions(fakeHost(t, "podman"), script(t))
+		o.Getenv = env(map[string]string{"DAGU_PODMAN_HOST": host})
+		if err := checkPodmanLocal(o); (err == nil) != want {
+			t.Errorf("%s: %v", host, err)
+		}
+		o.Getenv = env(map[string]string{"CONTAINER_HOST": host})
+		if err := checkPodmanLocal(o); err == nil {
+			t.Errorf("%s: Podman itself would go there", host)
+		}
+	}
+}
+
 func TestRootlessPrerequisites(t *testing.T) {
 	for _, tc := range []struct {
 		name string

@@ -56,6 +56,8 @@ type Record struct {
 	Harness *wire.Exit     `json:"harness,omitempty"`
 	// WriteBack is what became of the home's files with writeBack, once they came back.
 	WriteBack []WriteBack `json:"writeBack,omitempty"`
+	// Output is what became of the output file, once the harness had ended; nil without one.
+	Output *StepOutput `json:"output,omitempty"`
 	// Cause says what ended the harness; Signal is the first signal to end that was
 	// passed on to it, e.g. SIGTERM.
 	Cause  Cause  `json:"cause,omitempty"`

@@ -159,7 +159,7 @@ func (p *prepared) decide(ctx context.Context, withValues bool) error {
 	}
 	ph.done("inputs")
 	p.plan, err = spec.Compile(p.job.Harness, p.host, spec.Options{
-		Command: p.job.Command, Interactive: p.job.interactive(), EnvFiles: names, Terminal: p.job.terminalEnv(),
+		Command: p.job.Command, Interactive: p.job.interactive(), Labels: p.job.stepLabels(), EnvFiles: names, Terminal: p.job.terminalEnv(),
 	})
 	for _, s := range p.plan.Seeds {
 		p.files = append(p.files, homeFile{target: wire.HomeDir + "/" + s.Target, content: []byte(s.Content)})
@@ -324,7 +324,9 @@ func Run(ctx context.Context, j Job) (Record, error) {
 	if err == nil {
 		p.attach(ctl)
 		rec.describe(p)
-		err = p.execute(ctx, &rec)
+		if err = p.execute(ctx, &rec); err == nil {
+			err = outputLost(&rec)
+		}
 	}
 	rec.Phases, rec.End = ph.list, time.Now().UTC()
 	if err != nil {

@@ -217,14 +217,19 @@ func (b *backs) finish() bool {
 func (b *backs) complete() bool { return b.done }
 
 // writeBack replaces the host's files with what the agent left, where it changed them and
-// the host did not.
-func (p *prepared) writeBack(got []back) []WriteBack {
-	var out []WriteBack
+// the host did not, and appends what it left as output.
+func (p *prepared) writeBack(got []back) (out []WriteBack, output *StepOutput) {
 	for _, f := range p.files {
-		if f.host == nil {
+		if !f.comesBack() {
 			continue
 		}
-		w := writeBackOne(f, got[len(out)])
+		b := got[0]
+		got = got[1:]
+		if f.output != nil {
+			output = f.output.append(f.target, b)
+			continue
+		}
+		w := writeBackOne(f, b)
 		switch w.Outcome {
 		case BackReplaced:
 			p.job.Notice("write-back: %q now holds what the agent left in ~/%s", w.Source, printable(w.Target))
@@ -233,8 +238,11 @@ func (p *prepared) writeBack(got []back) []WriteBack {
 		}
 		out = append(out, w)
 	}
-	return out
+	return out, output
 }
+
+// comesBack says that what stands at the target in the end is asked for.
+func (f homeFile) comesBack() bool { return f.host != nil || f.output != nil }
 
 func writeBackOne(f homeFile, got back) WriteBack {
 	w := WriteBack{Target: strings.TrimPrefix(f.target, wire.HomeDir+"/"), Source: f.host.source, Outcome: BackKept}
@@ -273,7 +281,7 @@ func writeBackOne(f homeFile, got back) WriteBack {
 func newBacks(files []homeFile) backs {
 	var b backs
 	for _, f := range files {
-		if f.host != nil {
+		if f.comesBack() {
 			b.want = append(b.want, f.target)
 		}
 	}

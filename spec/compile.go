@@ -20,6 +20,8 @@ type Options struct {
 	Command []string
 	// Interactive starts the provider's form for a person at a terminal.
 	Interactive bool
+	// Labels are the caller's own, beside the file's.
+	Labels map[string]string
 	// EnvFiles holds the variable names of each of the file's envFiles, in order.
 	EnvFiles [][]string
 	// Terminal holds those of TerminalEnv that the caller has set, where its standard
@@ -35,8 +37,8 @@ func Compile(h harness.Harness, host Host, o Options) (Plan, error) {
 	c := compiler{h: h, host: host, o: o}
 	c.plan = Plan{
 		Version: PlanVersion, Name: h.Name, Engine: host.Engine, Image: host.Image,
-		ReadOnlyRootfs: !h.RootfsWritable, Labels: h.Labels,
-		Capabilities: slices.Clone(h.Capabilities),
+		ReadOnlyRootfs: !h.RootfsWritable, Labels: labels(h.Labels, o.Labels),
+		Capabilities: slices.Clone(h.Capabilities), CACertificates: h.CACertificates,
 	}
 	if c.plan.Capabilities == nil {
 		c.plan.Capabilities = []string{}
@@ -50,6 +52,16 @@ func Compile(h harness.Harness, host Host, o Options) (Plan, error) {
 		return Plan{}, err
 	}
 	return c.plan, nil
+}
+
+// labels are both, nil where there is none. The second list is agentshim's own names.
+func labels(files, callers map[string]string) map[string]string {
+	if len(callers) == 0 {
+		return files
+	}
+	all := maps.Clone(callers)
+	maps.Copy(all, files)
+	return all
 }
 
 // compiler holds a plan in the making. Steps go on after a refusal, so that all
@@ -449,6 +461,9 @@ func (c *compiler) fileNotes() {
 		if f.WriteBack {
 			c.widen("write-back:"+f.Target, false, "the agent decides what %s on the host holds after the run", f.what())
 		}
+	}
+	if f := c.h.OutputFile; f != "" {
+		c.widen("output-file:"+f, false, "what the agent leaves at %s is appended to the file that the caller's %s names", f, OutputVariable)
 	}
 	if m := c.plan.Process.PromptMode; m == "arg" || m == "flag" {
 		c.widen("prompt-in-argv", false, "the prompt stands in the agent's own argv, which ps on the host shows; promptMode stdin and file do not")

@@ -236,6 +236,9 @@ func (p Plan) Text() string {
 	if len(p.Caches) > 0 {
 		line("caches", "%d; a volume that is missing is made, and given to uid %d by a container that sees it alone, without network, with CHOWN only", len(p.Caches), p.Identity.UID)
 	}
+	if len(p.CACertificates) > 0 {
+		line("trust", "the image's certificates and those in %s, as far as programs obey the variables", quoted(p.CACertificates))
+	}
 	for _, n := range p.Widenings {
 		line("widening", "%s", n.text())
 	}

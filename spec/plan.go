@@ -32,6 +32,10 @@ const (
 	DefaultPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 )
 
+// OutputVariable names the file for a step's output: on the host the orchestrator's, in the
+// container the one whose content is appended to it.
+const OutputVariable = "DAGU_OUTPUT_FILE"
+
 // Labels every container carries. A label alone proves nothing: images pass
 // theirs on.
 const (
@@ -68,6 +72,8 @@ type Plan struct {
 	HomeFiles []HomeFile `json:"homeFiles,omitempty"`
 	// Seeds are files that the provider has in the home; a file of HomeFiles goes before one.
 	Seeds []SeedFile `json:"seeds,omitempty"`
+	// CACertificates are the host's files whose certificates programs trust besides the image's.
+	CACertificates []string `json:"caCertificates,omitempty"`
 	// Capabilities are the capabilities of every set; normally none.
 	Capabilities   []string `json:"capabilities"`
 	ReadOnlyRootfs bool     `json:"readOnlyRootfs"`

@@ -120,6 +120,14 @@ func (c *compiler) env() []EnvVar {
 			}
 		}
 	}
+	if len(c.h.CACertificates) > 0 {
+		for name, value := range caEnv {
+			set(fromShim, name, value)
+		}
+	}
+	if c.h.OutputFile != "" {
+		set(fromShim, OutputVariable, c.h.OutputFile)
+	}
 	for name, value := range c.h.Harness.ProviderEnv() {
 		set(fromProvider, name, value)
 	}

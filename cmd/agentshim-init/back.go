@@ -42,10 +42,13 @@ var (
 	errLargeBack = fmt.Errorf("it is larger than %d bytes", wire.MaxBack)
 )
 
-// readBack reads a regular file below home with the rights of the agent, whose uid init
-// has. It follows no link, and waits for no FIFO and no device.
+// readBack reads a regular file with the rights of the agent, whose uid init has. It follows
+// no link, below home or, for a path elsewhere, at all, and waits for no FIFO and no device.
 func readBack(home, path string) ([]byte, error) {
-	dir, err := unix.Open(home, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if !strings.HasPrefix(path, home+"/") {
+		home = ""
+	}
+	dir, err := unix.Open(home+"/", unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return nil, err
 	}

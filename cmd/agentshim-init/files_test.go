@@ -1,11 +1,13 @@
 package main
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 
 	"github.com/agentshim/agentshim/shim/wire"
 )
@@ -61,6 +63,35 @@ func TestCreateHomeFileRefuses(t *testing.T) {
 	}
 	if b, _ := os.ReadFile(filepath.Join(home, "taken")); string(b) != "old" {
 		t.Errorf("a file of the home was changed: %q", b)
+	}
+}
+
+// TestCopyFirst: the first of the image's files that is one stands in front.
+func TestCopyFirst(t *testing.T) {
+	dir := t.TempDir()
+	at := func(name string) string { return filepath.Join(dir, name) }
+	err := errors.Join(os.Mkdir(at("folder"), 0o700), unix.Mkfifo(at("fifo"), 0o600), os.WriteFile(at("bundle"), []byte("image's"), 0o600),
+		os.Symlink("bundle", at("link")), os.WriteFile(at("large"), nil, 0o600), os.Truncate(at("large"), wire.MaxAfter+1))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, row := range []struct {
+		paths []string
+		want  string
+	}{
+		{nil, ""},
+		{[]string{at("none"), at("folder"), at("fifo"), at("large")}, ""},
+		{[]string{at("none"), at("link"), at("large")}, "image's\n"},
+	} {
+		to, err := os.CreateTemp(dir, "to")
+		if err != nil {
+			t.Fatal(err)
+		}
+		err = copyFirst(to, row.paths)
+		to.Close()
+		if b, _ := os.ReadFile(to.Name()); err != nil || string(b) != row.want {
+			t.Errorf("%q: %q, %v", row.paths, b, err)
+		}
 	}
 }
 

@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path"
 	"strings"
@@ -28,8 +29,11 @@ func refuse(reason, format string, args ...any) *wire.Refused {
 }
 
 // createHomeFile opens one new file below home, 0600, its parents 0700. No link
-// leads it out of home.
+// leads it out of home. There is none to write where only what comes back is asked for.
 func createHomeFile(home string, file wire.File) (*homeFile, *wire.Refused) {
+	if file.BackOnly {
+		return nil, nil
+	}
 	name, ok := strings.CutPrefix(file.Path, home+"/")
 	if !ok || path.Clean(file.Path) != file.Path {
 		return nil, refuse("home-file", "path %q is not below %s", file.Path, home)
@@ -49,11 +53,37 @@ func createHomeFile(home string, file wire.File) (*homeFile, *wire.Refused) {
 	if err != nil {
 		return nil, refuse("home-file", "%q: %v", file.Path, err)
 	}
+	if err := copyFirst(f, file.After); err != nil {
+		return nil, refuse("home-file", "%q: %v", file.Path, err)
+	}
 	h := &homeFile{f: f, left: file.Size}
 	if h.left == 0 {
 		return h, h.close()
 	}
 	return h, nil
+}
+
+// copyFirst copies the first of the image's files that is one, and a line feed. Links in the
+// image are its own: what they lead to is read with the agent's rights.
+func copyFirst(to *os.File, paths []string) error {
+	for _, name := range paths {
+		f, err := os.OpenFile(name, os.O_RDONLY|syscall.O_NONBLOCK|syscall.O_NOCTTY, 0)
+		if err != nil {
+			continue
+		}
+		st, err := f.Stat()
+		if err != nil || !st.Mode().IsRegular() || st.Size() > wire.MaxAfter {
+			f.Close()
+			continue
+		}
+		_, err = io.Copy(to, io.LimitReader(f, wire.MaxAfter))
+		f.Close()
+		if err == nil {
+			_, err = to.WriteString("\n")
+		}
+		return err
+	}
+	return nil
 }
 
 // write takes the next part and closes the file after its last byte.

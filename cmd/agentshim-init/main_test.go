@@ -436,7 +436,12 @@ func TestWriteBack(t *testing.T) {
 		p.sendJSON(wire.KindFile, wire.File{Path: "/home/agent/" + name, Size: 3, WriteBack: name != "unasked"})
 		p.send(wire.KindFileData, 0, "old")
 	}
-	p.script(`cd /home/agent; echo new > changed; echo new > unasked; rm gone folder link fifo socket d/behind; mkdir folder; ln -s changed link; mkfifo fifo
+	// What the agent itself may leave, anywhere.
+	for _, path := range []string{"/tmp/left", "/tmp/link", "/home/agent/own"} {
+		p.sendJSON(wire.KindFile, wire.File{Path: path, WriteBack: true, BackOnly: true})
+		names = append(names, strings.TrimPrefix(path, "/home/agent/"))
+	}
+	p.script(`test ! -e /home/agent/own && echo mine > /home/agent/own; echo left > /tmp/left; ln -s left /tmp/link; cd /home/agent; echo new > changed; echo new > unasked; rm gone folder link fifo socket d/behind; mkdir folder; ln -s changed link; mkfifo fifo
 		head -c 1048577 /dev/zero > large; head -c 1048576 /dev/zero > most; mv d e; ln -s e d; echo x > e/behind; chmod 0 closed; echo out`)
 	got := map[string]string{}
 	var order []string
@@ -466,6 +471,7 @@ func TestWriteBack(t *testing.T) {
 				"changed": "new\n", "same": "old", "gone": "problem: it is gone", "socket": "problem: it is gone", "folder": "problem: it is no regular file",
 				"link": "problem: it is a link, or lies behind one", "fifo": "problem: it is no regular file", "large": "problem: it is larger than 1048576 bytes",
 				"most": string(make([]byte, 1<<20)), "d/behind": "problem: it is a link, or lies behind one", "d/f": "problem: it is a link, or lies behind one",
+				"/tmp/left": "left\n", "/tmp/link": "problem: it is a link, or lies behind one", "own": "mine\n",
 			} {
 				if got[name] != want {
 					t.Errorf("%s: %.100q, want %.100q", name, got[name], want)

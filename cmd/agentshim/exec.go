@@ -62,6 +62,7 @@ func newExec() *cobra.Command {
 	f.register(cmd)
 	f.registerPrompt(cmd)
 	cmd.Flags().StringVar(&f.result, "result", "", "write the run's record to this file")
+	cmd.Flags().StringVar(&f.overrides.OutputFile, "output-file", "", "append this file of the container's to the one that DAGU_OUTPUT_FILE names")
 	cmd.Flags().BoolVar(&f.quiet, "quiet", false, "say nothing but errors and what was planted in the workspace")
 	cmd.Flags().BoolVar(&f.command, "command", false, "the words behind -- are an argv that runs instead of the harness")
 	cmd.Flags().IntVar(&f.temporary, "temporary-code", 0, "exit code instead of 125 where a retry can help (1 to 255)")

@@ -129,6 +129,12 @@ type File struct {
 	Size int64  `json:"size"`
 	// WriteBack asks for what stands there when the harness has ended.
 	WriteBack bool `json:"writeBack,omitempty"`
+	// BackOnly says that nothing is written: Path, which may lie anywhere, is what the
+	// harness itself may leave. Size is 0 and WriteBack is set.
+	BackOnly bool `json:"backOnly,omitempty"`
+	// After are absolute paths of the container. The content of the first of them that is a
+	// regular file of at most MaxAfter stands in front of the data, with a line feed behind it.
+	After []string `json:"after,omitempty"`
 }
 
 // Back is what stands at a file's path at the end; its content follows in data frames.
@@ -148,6 +154,8 @@ const (
 	HomeDir = "/home/agent"
 	MaxFile = 64 << 20
 	MaxBack = 1 << 20
+	// MaxAfter bounds a file of the image that another one goes behind.
+	MaxAfter = 4 << 20
 )
 
 // Launch starts the harness. Args and Env arrive byte for byte, UTF-8 or not.

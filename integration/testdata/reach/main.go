@@ -421,14 +421,18 @@ func upload(arg []string) (string, error) {
 	}
 }
 
-// fetch URL CA-FILE uses net/http as programs do, and gives the first line.
+// fetch URL [CA-FILE] uses net/http as programs do, and gives the first line. Without a file
+// the system's certificates are trusted.
 func fetch(arg []string) (string, error) {
-	ca, err := os.ReadFile(arg[1])
-	if err != nil {
-		return "", err
+	var roots *x509.CertPool
+	if len(arg) > 1 {
+		ca, err := os.ReadFile(arg[1])
+		if err != nil {
+			return "", err
+		}
+		roots = x509.NewCertPool()
+		roots.AppendCertsFromPEM(ca)
 	}
-	roots := x509.NewCertPool()
-	roots.AppendCertsFromPEM(ca)
 	transport := http.DefaultTransport.(*http.Transport).Clone()
 	transport.TLSClientConfig = &tls.Config{RootCAs: roots}
 	r, err := (&http.Client{Transport: transport, Timeout: patience}).Get(arg[0])
