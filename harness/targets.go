@@ -83,6 +83,8 @@ func pathFault(p string) string {
 	switch {
 	case strings.ContainsFunc(p, isControl):
 		return "must not hold control characters"
+	case strings.Contains(p, "${"):
+		return `must not hold "${": variables are not expanded`
 	case slices.Contains(strings.Split(p, "/"), ".."):
 		return `must not hold ".."`
 	case strings.HasPrefix(p, "~") && !strings.HasPrefix(p, "~/"):

@@ -265,6 +265,11 @@ func (c *checker) workspace() {
 		return
 	}
 	w.Target = c.target("$.workspace.target", w.Target)
+	for at, list := range map[string][]string{"$.workspace.protect": w.Protect, "$.workspace.hide": w.Hide} {
+		for i, name := range list {
+			c.unexpanded(element(at, i), name)
+		}
+	}
 }
 
 // withoutWorkspace: what says something of a workspace's files needs one.
@@ -402,7 +407,6 @@ func (c *checker) outputFile(name string) {
 		c.add(at, name, "must be the path of a file in the container", "write it absolute, or relative to the agent's home")
 		return
 	}
-	c.unexpanded(at, name)
 	if !path.IsAbs(name) {
 		name = path.Join(HomeDir, name)
 	}
