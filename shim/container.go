@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/agentshim/agentshim/harness"
 	"github.com/agentshim/agentshim/shim/wire"
 	"github.com/agentshim/agentshim/spec"
 )
@@ -327,7 +328,7 @@ func (c *container) recv(timeout time.Duration) (wire.Frame, error) {
 		if err := f.JSON(&r); err != nil {
 			return f, &Error{Reason: ReasonInitLost, Err: err}
 		}
-		return f, refusedByInit(r)
+		return f, refusedByInit(r, c.p.job.Harness.Harness)
 	}
 	return f, nil
 }
@@ -344,10 +345,13 @@ var initReasons = map[string]struct {
 	"home-file":       {ReasonMount, "home.files need room in the home (home.sizeMb) and targets that don't collide"},
 }
 
-func refusedByInit(r wire.Refused) error {
+func refusedByInit(r wire.Refused, c harness.Command) error {
 	known, ok := initReasons[r.Reason]
 	if !ok {
 		known.reason = ReasonInternal
+	}
+	if p := c.Provided; p != nil && known.reason == ReasonHarnessMissing && p.Install != "" {
+		known.hint += " (" + p.Install + ")"
 	}
 	return &Error{Reason: known.reason, Msg: printable(r.Detail), Hint: known.hint}
 }
