@@ -23,6 +23,7 @@ var trusting = []struct{ name, command string }{
 // control is each program without the variables that tell it.
 func TestCertificates(t *testing.T) {
 	w := outside(t)
+	w.settle()
 	if err := clientWorld(); err != nil {
 		t.Fatal(err)
 	}
