@@ -37,7 +37,7 @@ func (b *bench) network() error {
 		return fmt.Errorf("network %s: %w", name, err)
 	}
 	defer func() { _, _ = engine("network", "rm", name) }()
-	run := []string{"run", "--rm", "--network=" + name, "--volume=" + b.dir + ":/bench:ro", "--entrypoint=/bench/roles", "agentshim/hello:test", roleArg}
+	run := []string{"run", "--rm", "--network=" + name, "--volume=" + b.rolesDir() + ":/bench:ro", "--entrypoint=/bench/roles", "agentshim/hello:test", roleArg}
 	id, err := engine(slices.Concat(run[:1], []string{"--detach"}, run[1:], []string{"swallow"})...)
 	if err != nil {
 		return err
@@ -57,7 +57,9 @@ func (b *bench) network() error {
 	rates := make([][]float64, len(ways))
 	for range *rounds {
 		for i, argv := range ways {
-			out, err := b.command(argv...).Output()
+			cmd := b.command(argv...)
+			cmd.Stderr = os.Stderr
+			out, err := cmd.Output()
 			if err != nil {
 				return fmt.Errorf("%q: %w", argv, err)
 			}
@@ -79,15 +81,18 @@ func (b *bench) writeNetworkSpec(name string) error {
 	text, err := json.Marshal(map[string]any{
 		"version": 1, "image": "agentshim/hello:test", "pull": "never", "engine": b.engine, "user": "24199:24199",
 		"harness": map[string]any{"binary": "true"}, "accept": []string{"rootless-cgroup-limits"},
-		"mounts": []any{map[string]any{"source": b.dir, "target": "/bench"}},
+		"mounts": []any{map[string]any{"source": b.rolesDir(), "target": "/bench"}},
 		"egress": map[string]any{"mode": "network", "network": name},
 	})
 	return errors.Join(err, os.WriteFile(filepath.Join(b.dir, networkSpec), text, 0o644))
 }
 
+// rolesDir has this program alone: agentshim's own folders can't be mounted.
+func (b *bench) rolesDir() string { return filepath.Join(b.dir, "roles") }
+
 // buildRoles puts this program where containers can run it.
 func (b *bench) buildRoles() error {
-	path := filepath.Join(b.dir, "roles")
+	path := filepath.Join(b.rolesDir(), "roles")
 	cmd := exec.Command("go", "build", "-o", path, "./integration/bench")
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := cmd.CombinedOutput(); err != nil {
