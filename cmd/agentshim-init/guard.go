@@ -3,6 +3,7 @@ package main
 import (
 	"runtime"
 	"runtime/debug"
+	"slices"
 	"sync"
 	"unsafe"
 
@@ -21,10 +22,19 @@ const lastSignal = 64
 // SIGURG stays with the runtime, which preempts goroutines with it and takes any
 // number of them. The harness inherits the default actions, also of signals that
 // the engine ignored.
-func defaultSignals() {
-	var act [4]uint64 // struct sigaction: SIG_DFL, no flags, no restorer, empty mask
+func defaultSignals() { setSignals(0) }
+
+// ignoreSignals lets no signal end a watcher but those that can't be ignored: it is not
+// the first process. Its children's ends must not be ignored: wait(2).
+func ignoreSignals() { setSignals(1, unix.SIGCHLD) }
+
+// setSignals gives every signal an action, SIG_DFL (0) or SIG_IGN (1), but for those
+// that are left as they are.
+func setSignals(action uint64, but ...unix.Signal) {
+	act := [4]uint64{action} // struct sigaction: no flags, no restorer, empty mask
+	but = append(but, unix.SIGKILL, unix.SIGSTOP, unix.SIGURG)
 	for sig := uintptr(1); sig <= lastSignal; sig++ {
-		if sig == uintptr(unix.SIGKILL) || sig == uintptr(unix.SIGSTOP) || sig == uintptr(unix.SIGURG) {
+		if slices.Contains(but, unix.Signal(sig)) {
 			continue
 		}
 		_, _, errno := unix.RawSyscall6(unix.SYS_RT_SIGACTION, sig, uintptr(unsafe.Pointer(&act)), 0, 8, 0, 0)

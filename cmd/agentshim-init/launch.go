@@ -115,9 +115,9 @@ func (h *homeFile) complete() *wire.Refused {
 	return refuse("home-file", "%q: %d bytes missing", h.f.Name(), h.left)
 }
 
-// launch starts the harness in its own session, on fresh pipes or a terminal.
-func (in *initProcess) launch(l wire.Launch) *wire.Refused {
-	if r := in.file.complete(); r != nil {
+// launch starts a harness in a session of its own, on fresh pipes or a terminal.
+func (in *initProcess) launch(s *step, l wire.Launch) *wire.Refused {
+	if r := s.file.complete(); r != nil {
 		return r
 	}
 	if len(l.Args) == 0 {
@@ -133,31 +133,48 @@ func (in *initProcess) launch(l wire.Launch) *wire.Refused {
 	if r != nil {
 		return r
 	}
-	var p streams
+	p := &streams{}
 	defer p.closeChildEnds()
 	if err := p.open(l.Terminal); err != nil {
+		p.close()
 		return refuse("streams", "%v", err)
 	}
+	s.attach(p)
+	if s.id != 0 {
+		return in.launchStep(s, p, program, l)
+	}
+	var pid int
 	err := raised(in.oomScore, func() (err error) {
-		in.pid, err = syscall.ForkExec(program, l.Args, &syscall.ProcAttr{
-			Dir: l.Dir, Env: l.Env, Files: p.child(),
-			// Ctty is the child's descriptor 0.
-			Sys: &syscall.SysProcAttr{Setsid: true, Setctty: p.terminal != nil},
-		})
+		pid, err = spawn(program, l, p.child())
 		return err
 	})
-	switch {
-	case errors.Is(err, syscall.E2BIG):
-		return refuse("arguments", "%q: %v", program, err)
-	case err != nil:
-		return refuse("harness-exec", "%q: %v", program, err)
+	if err != nil {
+		return execRefused(program, err)
 	}
-	in.launched, in.terminal = true, p.terminal
+	s.pid.Store(int64(pid))
+	s.launched = true
 	if err := in.conn.Send(wire.KindStarted, 0, nil); err != nil {
 		fatal("started", err)
 	}
-	in.run(&p)
+	in.run(p)
 	return nil
+}
+
+// spawn starts the program with the descriptors as its three streams. With a terminal
+// it becomes the program's controlling one.
+func spawn(program string, l wire.Launch, fds []uintptr) (pid int, err error) {
+	return syscall.ForkExec(program, l.Args, &syscall.ProcAttr{
+		Dir: l.Dir, Env: l.Env, Files: fds,
+		// Ctty is the child's descriptor 0.
+		Sys: &syscall.SysProcAttr{Setsid: true, Setctty: l.Terminal != nil},
+	})
+}
+
+func execRefused(program string, err error) *wire.Refused {
+	if errors.Is(err, syscall.E2BIG) {
+		return refuse("arguments", "%q: %v", program, err)
+	}
+	return refuse("harness-exec", "%q: %v", program, err)
 }
 
 func checkDir(dir string) error {
@@ -277,6 +294,19 @@ func (p *streams) outputs() map[uint8]*output {
 	return map[uint8]*output{
 		wire.Stdout: {f: p.ends[wire.Stdout], left: -1},
 		wire.Stderr: {f: p.ends[wire.Stderr], left: -1},
+	}
+}
+
+// close closes init's ends, and a terminal whole.
+func (p *streams) close() {
+	if p.terminal != nil {
+		p.terminal.close()
+		return
+	}
+	for _, f := range p.ends {
+		if f != nil {
+			f.Close()
+		}
 	}
 }
 

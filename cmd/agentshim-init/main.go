@@ -31,6 +31,12 @@ func main() {
 	if len(os.Args) == 3 && os.Args[1] == findArg && os.Getpid() != 1 {
 		os.Exit(find(os.Args[2]))
 	}
+	if len(os.Args) == 3 && os.Args[1] == wire.DialArg && os.Getpid() != 1 {
+		os.Exit(listens(os.Args[2]))
+	}
+	if len(os.Args) == 2 && os.Args[1] == watchArg && os.Getpid() != 1 {
+		os.Exit(watchStep())
+	}
 	if len(os.Args) == 5 && os.Args[1] == cacheArg && os.Getpid() == 1 {
 		os.Exit(setUpCache(os.Args[2], os.Args[3], os.Args[4]))
 	}

@@ -21,21 +21,17 @@ type initProcess struct {
 	conn     *wire.Conn
 	oomScore int
 	oomKills int
-
-	file     *homeFile
-	backs    []string // paths of the home's files to send back
-	refused  bool
-	launched bool
-	pid      int
-	stdin    *wire.Sink
-	outputs  [3]*wire.Source // by stream; Stdin is unused, with a terminal Stderr too
-	terminal *terminal
 	tunnels  *wire.Tunnels
+	// own is a run's only step. A session has none that runs: its home's files only.
+	own     *step
+	session *session
 }
 
 // serve takes the shim's frames until the connection ends, and with it the
 // container: the stream is the lifeline.
 func (in *initProcess) serve() {
+	in.own = newStep(in.conn, 0)
+	in.session = newSession()
 	for {
 		f, err := in.conn.Recv()
 		if errors.Is(err, io.EOF) {
@@ -51,19 +47,25 @@ func (in *initProcess) serve() {
 }
 
 func (in *initProcess) handle(f wire.Frame) error {
+	switch {
+	case f.Kind == wire.KindFinish:
+		return in.finish(f)
+	case f.Step != 0:
+		return in.handleStep(f)
+	}
 	switch f.Kind {
 	case wire.KindProbe, wire.KindFile, wire.KindFileData, wire.KindLaunch:
-		if in.launched {
+		if in.own.launched || in.session.begun {
 			return unexpected(f)
 		}
-		return in.prepare(f)
+		return in.prepare(in.own, f)
 	case wire.KindData, wire.KindEOF, wire.KindCredit, wire.KindSignal, wire.KindWindow:
-		if !in.launched {
+		if !in.own.launched {
 			return unexpected(f)
 		}
-		return in.stream(f)
+		return in.own.stream(f)
 	case wire.KindDial, wire.KindTunnelData, wire.KindTunnelEOF, wire.KindTunnelCredit, wire.KindTunnelEnd:
-		if !in.launched {
+		if !in.own.launched && !in.session.begun {
 			return unexpected(f)
 		}
 		return in.tunnel(f)
@@ -82,13 +84,13 @@ func (in *initProcess) tunnel(f wire.Frame) error {
 }
 
 func unexpected(f wire.Frame) error {
-	return fmt.Errorf("%w: frame kind %d of stream %d is unexpected", wire.ErrProtocol, f.Kind, f.Stream)
+	return fmt.Errorf("%w: frame kind %d of stream %d, step %d is unexpected", wire.ErrProtocol, f.Kind, f.Stream, f.Step)
 }
 
-// prepare handles what comes before the harness runs. After a refusal it does
+// prepare handles what comes before a harness runs. After a refusal it does
 // nothing more; the shim may have sent on before it read that.
-func (in *initProcess) prepare(f wire.Frame) error {
-	if in.refused {
+func (in *initProcess) prepare(s *step, f wire.Frame) error {
+	if s.refused {
 		return nil
 	}
 	var refused *wire.Refused
@@ -100,125 +102,56 @@ func (in *initProcess) prepare(f wire.Frame) error {
 		if err := f.JSON(&file); err != nil {
 			return err
 		}
-		if refused = in.file.complete(); refused == nil {
-			in.file, refused = createHomeFile(wire.HomeDir, file)
-		}
-		if refused == nil && file.WriteBack {
-			in.backs = append(in.backs, file.Path)
-		}
+		refused = s.begin(file)
 	case wire.KindFileData:
-		if in.file == nil {
+		if s.file == nil {
 			return unexpected(f)
 		}
-		refused = in.file.write(f.Payload)
+		refused = s.file.write(f.Payload)
 	case wire.KindLaunch:
 		var l wire.Launch
 		if err := f.JSON(&l); err != nil {
 			return err
 		}
-		refused = in.launch(l)
+		refused = in.launch(s, l)
 	}
 	if refused == nil {
 		return nil
 	}
-	in.refused = true
-	return in.conn.SendJSON(wire.KindRefused, refused)
+	s.refused = true
+	return s.conn.SendJSON(wire.KindRefused, refused)
 }
 
-// stream handles the running harness's frames.
-func (in *initProcess) stream(f wire.Frame) error {
-	switch f.Kind {
-	case wire.KindData:
-		if f.Stream != wire.Stdin {
-			return unexpected(f)
-		}
-		return in.stdin.Put(f.Payload)
-	case wire.KindEOF:
-		if f.Stream != wire.Stdin {
-			return unexpected(f)
-		}
-		in.stdin.CloseWrite()
-		return nil
-	case wire.KindCredit:
-		n, err := f.Uint32()
-		if err != nil {
-			return err
-		}
-		if in.outputs[f.Stream] == nil {
-			return unexpected(f)
-		}
-		return in.outputs[f.Stream].Grant(n)
-	case wire.KindWindow:
-		n, err := f.Uint32()
-		if err != nil {
-			return err
-		}
-		if in.terminal == nil {
-			return unexpected(f)
-		}
-		// EIO: the terminal has ended with its session's leader.
-		_ = in.terminal.resize(wire.SizeOf(n))
-		return nil
-	default:
-		n, err := f.Uint32()
-		if err != nil {
-			return err
-		}
-		// The harness leads its own process group. ESRCH: it has just ended.
-		_ = syscall.Kill(-in.pid, syscall.Signal(n))
-		return nil
-	}
-}
-
-// run pumps the harness's streams, waits for its end, kills what it left and
+// run pumps a run's streams, waits for the harness's end, kills what it left and
 // says how it ended.
 func (in *initProcess) run(p *streams) {
-	pumped := make(chan error, 2)
-	outputs := p.outputs()
-	for stream, o := range outputs {
-		source := wire.NewSource(in.conn, stream)
-		in.outputs[stream] = source
-		go func() { pumped <- source.Run(o) }()
-	}
-	in.stdin = wire.NewSink(in.conn, wire.Stdin)
+	pumped := in.own.pump(p)
 	go func() {
-		// EPIPE: the harness closed its input; the rest is dropped.
-		_ = in.stdin.Run(p.ends[wire.Stdin])
-		if in.terminal == nil {
-			p.ends[wire.Stdin].Close()
-		}
-	}()
-	go func() {
-		exit := reap(in.pid)
-		if in.terminal != nil {
-			in.terminal.harness.Close()
-		}
-		for _, o := range outputs {
-			o.end()
-		}
-		for range outputs {
-			if err := <-pumped; err != nil {
-				fatal("output", err)
-			}
-		}
-		if err := sendBacks(in.conn, wire.HomeDir, in.backs); err != nil {
-			fatal("write-back", err)
-		}
-		exit.OOMKills = oomKills(in.oomKills)
-		if err := in.conn.SendJSON(wire.KindExit, exit); err != nil {
-			fatal("exit", err)
-		}
-		// The shim closes the connection once it has read the frame; serve then
-		// ends the container. An engine that dropped the frame must not keep it.
-		time.Sleep(goodbye)
-		os.Exit(exitRefused)
+		exit := reap(int(in.own.pid.Load()), func() { _ = syscall.Kill(-1, syscall.SIGKILL) }) // ESRCH: nobody is left
+		in.own.drain(p, pumped)
+		in.exit(exit)
 	}()
 }
 
-// reap waits for every child: its own and the orphans of the container. When the
-// harness ends, everything left in the pid namespace is killed; reap returns when
-// none is left.
-func reap(harness int) wire.Exit {
+// exit sends the home's files back and says how the harness, or the session, ended.
+func (in *initProcess) exit(exit wire.Exit) {
+	if err := sendBacks(in.conn, wire.HomeDir, in.own.backs); err != nil {
+		fatal("write-back", err)
+	}
+	exit.OOMKills = oomKills(in.oomKills)
+	if err := in.conn.SendJSON(wire.KindExit, exit); err != nil {
+		fatal("exit", err)
+	}
+	// The shim closes the connection once it has read the frame; serve then
+	// ends the container. An engine that dropped the frame must not keep it.
+	time.Sleep(goodbye)
+	os.Exit(exitRefused)
+}
+
+// reap waits for every child: its own and the orphans that it adopts. When the
+// harness ends, kill is called each turn: a process may have been adopted or entered
+// from outside since. reap returns when no child is left.
+func reap(harness int, kill func()) wire.Exit {
 	var exit wire.Exit
 	for {
 		var ws syscall.WaitStatus
@@ -238,9 +171,7 @@ func reap(harness int) wire.Exit {
 			exit.Left++
 		}
 		if harness == -1 {
-			// Every turn: a process may have been adopted or entered from outside
-			// since. ESRCH: nobody is left.
-			_ = syscall.Kill(-1, syscall.SIGKILL)
+			kill()
 		}
 	}
 }

@@ -1,5 +1,6 @@
 // Package wire is the protocol between the shim and agentshim-init, carried by
-// the engine client's standard input and output.
+// the engine client's standard input and output. With a session, its steps' shims and
+// the session's keeper speak the same.
 //
 // Frames are bounded by kind. Data streams are flow-controlled by credit: a
 // peer sends no more data than it was granted, so a frame of another kind is
@@ -45,6 +46,10 @@ const (
 	KindTunnelEOF                    // ↔ end of one direction of a tunnel
 	KindTunnelCredit                 // ↔ big-endian uint32: further bytes the peer may send
 	KindTunnelEnd                    // ↔ the sender's last frame of a tunnel
+	KindCut                          // → kill a step with all of its processes
+	KindFinish                       // → end a session: kill what runs, send the home's files back, exit
+	KindRequest                      // a client's question to a session's keeper
+	KindReply                        // its answer
 	kindEnd
 )
 
@@ -60,8 +65,8 @@ const (
 	headerSize = 8
 	// MaxData bounds the payload of a data, file or back frame.
 	MaxData = 32 << 10
-	// MaxLaunch, MaxHello and MaxNote bound the payloads of a launch, of a hello
-	// and of the small JSON messages. What a hello decodes to is some hundred times
+	// MaxLaunch, MaxHello and MaxNote bound the payloads of a launch (and of what a
+	// keeper is asked), of a hello and of the small JSON messages. What a hello decodes to is some hundred times
 	// its size at most.
 	MaxLaunch = 4 << 20
 	MaxHello  = 512 << 10
@@ -70,6 +75,8 @@ const (
 	// of a tunnel.
 	Window       = 256 << 10
 	TunnelWindow = 64 << 10
+	// MaxSteps bounds the steps that run at one time.
+	MaxSteps = 64
 )
 
 // ErrProtocol is what a peer that breaks the protocol ends with.
@@ -78,17 +85,25 @@ var ErrProtocol = errors.New("wire protocol broken")
 // Frame is one frame. Stream is the stream's or the tunnel's number. Payload is valid
 // until the next Recv.
 type Frame struct {
-	Kind    Kind
-	Stream  uint8
+	Kind   Kind
+	Stream uint8
+	// Step is the step it belongs to. Step 0 is a run's own: the container ends with
+	// it. Any other one is a session's, which has no step 0.
+	Step    uint16
 	Payload []byte
 }
 
 // Conn frames a pair of byte streams. Send may be called from several
 // goroutines, Recv from one.
 type Conn struct {
-	r   *bufio.Reader
-	buf []byte
+	r    *bufio.Reader
+	buf  []byte
+	step uint16
+	*writer
+}
 
+// writer is what the steps of one connection share.
+type writer struct {
 	mu sync.Mutex
 	w  io.Writer
 	// out holds a frame so that each is one write.
@@ -96,23 +111,26 @@ type Conn struct {
 	broken error
 }
 
-// NewConn returns a Conn that reads r and writes w.
+// NewConn returns a Conn that reads r and writes w, and sends frames of step 0.
 func NewConn(r io.Reader, w io.Writer) *Conn {
-	return &Conn{r: bufio.NewReaderSize(r, headerSize+MaxData), w: w}
+	return &Conn{r: bufio.NewReaderSize(r, headerSize+MaxData), writer: &writer{w: w}}
 }
+
+// Of is the same connection for sending frames of one step. It can't receive.
+func (c *Conn) Of(step uint16) *Conn { return &Conn{writer: c.writer, step: step} }
 
 // bounds are the least and the most bytes a frame's payload has.
 func bounds(k Kind) (least, most int) {
 	switch k {
 	case KindData, KindFileData, KindBackData, KindTunnelData:
 		return 1, MaxData
-	case KindProbe, KindStarted, KindEOF, KindTunnelEOF, KindTunnelEnd:
+	case KindProbe, KindStarted, KindEOF, KindTunnelEOF, KindTunnelEnd, KindCut, KindFinish:
 		return 0, 0
 	case KindCredit, KindSignal, KindWindow, KindDial, KindTunnelCredit:
 		return 4, 4
 	case KindHello:
 		return 1, MaxHello
-	case KindLaunch:
+	case KindLaunch, KindRequest, KindReply:
 		return 1, MaxLaunch
 	default:
 		return 1, MaxNote
@@ -131,6 +149,16 @@ func lastStream(k Kind) uint8 {
 	}
 }
 
+// ofStep says whether a frame of that kind may belong to a session's step.
+func ofStep(k Kind) bool {
+	switch k {
+	case KindFile, KindFileData, KindLaunch, KindStarted, KindRefused, KindData, KindEOF, KindCredit, KindSignal, KindWindow, KindExit, KindCut:
+		return true
+	default:
+		return false
+	}
+}
+
 // Recv reads one frame. It returns io.EOF when the peer closed between frames,
 // io.ErrUnexpectedEOF inside one, ErrProtocol for what no peer of this version sends.
 func (c *Conn) Recv() (Frame, error) {
@@ -138,12 +166,9 @@ func (c *Conn) Recv() (Frame, error) {
 	if _, err := io.ReadFull(c.r, h[:]); err != nil {
 		return Frame{}, err
 	}
-	f := Frame{Kind: Kind(h[0]), Stream: h[1]}
+	f := Frame{Kind: Kind(h[0]), Stream: h[1], Step: binary.BigEndian.Uint16(h[2:])}
 	n := int64(binary.BigEndian.Uint32(h[4:]))
-	if h[2] != 0 || h[3] != 0 {
-		return Frame{}, fmt.Errorf("%w: reserved header bytes are set", ErrProtocol)
-	}
-	if err := checkHeader(f.Kind, f.Stream, n); err != nil {
+	if err := checkHeader(f.Kind, f.Stream, f.Step, n); err != nil {
 		return Frame{}, err
 	}
 	if int64(cap(c.buf)) < n {
@@ -159,13 +184,15 @@ func (c *Conn) Recv() (Frame, error) {
 	return f, nil
 }
 
-func checkHeader(k Kind, stream uint8, n int64) error {
+func checkHeader(k Kind, stream uint8, step uint16, n int64) error {
 	least, most := bounds(k)
 	switch {
 	case k == 0 || k >= kindEnd:
 		return fmt.Errorf("%w: frame kind %d", ErrProtocol, k)
 	case stream > lastStream(k):
 		return fmt.Errorf("%w: frame kind %d of stream %d", ErrProtocol, k, stream)
+	case step != 0 && !ofStep(k):
+		return fmt.Errorf("%w: frame kind %d of step %d", ErrProtocol, k, step)
 	case n < int64(least) || n > int64(most):
 		return fmt.Errorf("%w: frame kind %d of %d bytes", ErrProtocol, k, n)
 	}
@@ -183,7 +210,7 @@ func unexpected(err error) error {
 // writes nothing. After a failed write every further one fails with its error: the
 // peer may have got a part of that frame.
 func (c *Conn) Send(k Kind, stream uint8, payload []byte) error {
-	if err := checkHeader(k, stream, int64(len(payload))); err != nil {
+	if err := checkHeader(k, stream, c.step, int64(len(payload))); err != nil {
 		return fmt.Errorf("sending: %w", err)
 	}
 	c.mu.Lock()
@@ -191,7 +218,8 @@ func (c *Conn) Send(k Kind, stream uint8, payload []byte) error {
 	if c.broken != nil {
 		return c.broken
 	}
-	c.out = append(c.out[:0], byte(k), stream, 0, 0)
+	c.out = append(c.out[:0], byte(k), stream)
+	c.out = binary.BigEndian.AppendUint16(c.out, c.step)
 	c.out = binary.BigEndian.AppendUint32(c.out, uint32(len(payload)))
 	c.out = append(c.out, payload...)
 	_, c.broken = c.w.Write(c.out)

@@ -29,14 +29,14 @@ func TestRoundTrip(t *testing.T) {
 		{Kind: KindData, Stream: Stdout, Payload: big[:MaxData]},
 		{Kind: KindData, Stream: Stderr, Payload: []byte{0}},
 		{Kind: KindEOF, Stream: Stderr, Payload: []byte{}},
-		{Kind: KindCredit, Stream: Stdin, Payload: []byte{0, 0, 1, 0}},
+		{Kind: KindCredit, Stream: Stdin, Step: 0x1234, Payload: []byte{0, 0, 1, 0}},
 		{Kind: KindExit, Payload: []byte(`{"code":0}`)},
 	}
 	r, w := io.Pipe()
 	go func() {
 		c := NewConn(nil, w)
 		for _, f := range frames {
-			if err := c.Send(f.Kind, f.Stream, f.Payload); err != nil {
+			if err := c.Of(f.Step).Send(f.Kind, f.Stream, f.Payload); err != nil {
 				t.Errorf("frame kind %d: %v", f.Kind, err)
 			}
 		}
@@ -48,8 +48,8 @@ func TestRoundTrip(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if got.Kind != want.Kind || got.Stream != want.Stream || !bytes.Equal(got.Payload, want.Payload) {
-			t.Errorf("frame kind %d: got kind %d stream %d of %d bytes", want.Kind, got.Kind, got.Stream, len(got.Payload))
+		if got.Kind != want.Kind || got.Stream != want.Stream || got.Step != want.Step || !bytes.Equal(got.Payload, want.Payload) {
+			t.Errorf("frame kind %d: got kind %d stream %d step %d of %d bytes", want.Kind, got.Kind, got.Stream, got.Step, len(got.Payload))
 		}
 	}
 	if _, err := c.Recv(); !errors.Is(err, io.EOF) {
@@ -60,33 +60,38 @@ func TestRoundTrip(t *testing.T) {
 	}
 }
 
-// kindRules are the bounds of each kind's payload and the streams it may name.
+// kindRules are the bounds of each kind's payload, and the streams and steps it may name.
 var kindRules = []struct {
 	kind        Kind
 	least, most int
 	stream      uint8
+	step        bool
 }{
-	{KindHello, 1, 512 << 10, 0},
-	{KindProbe, 0, 0, 0},
-	{KindProbed, 1, 64 << 10, 0},
-	{KindFile, 1, 64 << 10, 0},
-	{KindFileData, 1, 32 << 10, 0},
-	{KindLaunch, 1, 4 << 20, 0},
-	{KindStarted, 0, 0, 0},
-	{KindRefused, 1, 64 << 10, 0},
-	{KindData, 1, 32 << 10, 2},
-	{KindEOF, 0, 0, 2},
-	{KindCredit, 4, 4, 2},
-	{KindSignal, 4, 4, 0},
-	{KindExit, 1, 64 << 10, 0},
-	{KindWindow, 4, 4, 0},
-	{KindBack, 1, 64 << 10, 0},
-	{KindBackData, 1, 32 << 10, 0},
-	{KindDial, 4, 4, 127},
-	{KindTunnelData, 1, 32 << 10, 127},
-	{KindTunnelEOF, 0, 0, 127},
-	{KindTunnelCredit, 4, 4, 127},
-	{KindTunnelEnd, 0, 0, 127},
+	{KindHello, 1, 512 << 10, 0, false},
+	{KindProbe, 0, 0, 0, false},
+	{KindProbed, 1, 64 << 10, 0, false},
+	{KindFile, 1, 64 << 10, 0, true},
+	{KindFileData, 1, 32 << 10, 0, true},
+	{KindLaunch, 1, 4 << 20, 0, true},
+	{KindStarted, 0, 0, 0, true},
+	{KindRefused, 1, 64 << 10, 0, true},
+	{KindData, 1, 32 << 10, 2, true},
+	{KindEOF, 0, 0, 2, true},
+	{KindCredit, 4, 4, 2, true},
+	{KindSignal, 4, 4, 0, true},
+	{KindExit, 1, 64 << 10, 0, true},
+	{KindWindow, 4, 4, 0, true},
+	{KindBack, 1, 64 << 10, 0, false},
+	{KindBackData, 1, 32 << 10, 0, false},
+	{KindDial, 4, 4, 127, false},
+	{KindTunnelData, 1, 32 << 10, 127, false},
+	{KindTunnelEOF, 0, 0, 127, false},
+	{KindTunnelCredit, 4, 4, 127, false},
+	{KindTunnelEnd, 0, 0, 127, false},
+	{KindCut, 0, 0, 0, true},
+	{KindFinish, 0, 0, 0, false},
+	{KindRequest, 1, 4 << 20, 0, false},
+	{KindReply, 1, 4 << 20, 0, false},
 }
 
 // TestBounds holds Recv and Send to the same rules.
@@ -98,26 +103,29 @@ func TestBounds(t *testing.T) {
 		for _, row := range []struct {
 			size   int
 			stream uint8
+			step   uint16
 			ok     bool
 		}{
-			{rule.least, 0, true},
-			{rule.most, 0, true},
-			{rule.least - 1, 0, false},
-			{rule.most + 1, 0, false},
-			{rule.most, rule.stream, true},
-			{rule.most, rule.stream + 1, false},
-			{rule.most, 255, false},
+			{rule.least, 0, 0, true},
+			{rule.most, 0, 0, true},
+			{rule.least - 1, 0, 0, false},
+			{rule.most + 1, 0, 0, false},
+			{rule.most, rule.stream, 0, true},
+			{rule.most, rule.stream + 1, 0, false},
+			{rule.most, 255, 0, false},
+			{rule.most, 0, 1, rule.step},
+			{rule.most, rule.stream, 0xfffe, rule.step},
 		} {
 			if row.size < 0 {
 				continue
 			}
-			t.Run(fmt.Sprintf("kind %d size %d stream %d", rule.kind, row.size, row.stream), func(t *testing.T) {
+			t.Run(fmt.Sprintf("kind %d size %d stream %d step %d", rule.kind, row.size, row.stream, row.step), func(t *testing.T) {
 				payload := strings.Repeat("x", row.size)
-				in := raw(byte(rule.kind), row.stream, 0, 0, uint32(row.size), payload)
+				in := raw(byte(rule.kind), row.stream, byte(row.step>>8), byte(row.step), uint32(row.size), payload)
 				_, err := NewConn(strings.NewReader(in), nil).Recv()
 				check(t, "Recv", row.ok, err)
 				var out bytes.Buffer
-				err = NewConn(nil, &out).Send(rule.kind, row.stream, []byte(payload))
+				err = NewConn(nil, &out).Of(row.step).Send(rule.kind, row.stream, []byte(payload))
 				check(t, "Send", row.ok, err)
 				if want := map[bool]string{true: in}[row.ok]; out.String() != want {
 					t.Errorf("Send wrote %d bytes, want %d", out.Len(), len(want))
@@ -147,8 +155,7 @@ func TestRecvErrors(t *testing.T) {
 		{"kind 0", raw(0, 0, 0, 0, 0, ""), ErrProtocol},
 		{"kind past the last", raw(byte(kindEnd), 0, 0, 0, 0, ""), ErrProtocol},
 		{"kind 255", raw(255, 0, 0, 0, 0, ""), ErrProtocol},
-		{"first reserved byte", raw(data, 1, 1, 0, 1, "x"), ErrProtocol},
-		{"second reserved byte", raw(data, 1, 0, 1, 1, "x"), ErrProtocol},
+		{"step of a hello", raw(byte(KindHello), 0, 0, 1, 2, "{}"), ErrProtocol},
 		{"largest length", raw(byte(KindLaunch), 0, 0, 0, 0xffffffff, ""), ErrProtocol},
 	} {
 		t.Run(row.name, func(t *testing.T) {

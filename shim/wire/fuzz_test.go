@@ -22,6 +22,7 @@ func FuzzRecv(f *testing.F) {
 	f.Add([]byte(raw(byte(KindData), 3, 1, 1, 9, "abc")))
 	f.Add([]byte(raw(byte(KindBack), 0, 0, 0, 2, "{}") + raw(byte(KindBackData), 0, 0, 0, 1, "x")))
 	f.Add([]byte(raw(byte(KindExit), 0, 0, 0, 10, `{"code":0}`)))
+	f.Add([]byte(raw(byte(KindCut), 0, 0x12, 0x34, 0, "") + raw(byte(KindFinish), 0, 0, 0, 0, "")))
 	f.Add([]byte{9})
 	f.Fuzz(func(t *testing.T, in []byte) {
 		c := NewConn(bytes.NewReader(in), nil)
@@ -38,7 +39,7 @@ func FuzzRecv(f *testing.F) {
 				}
 				break
 			}
-			if err := back.Send(frame.Kind, frame.Stream, frame.Payload); err != nil {
+			if err := back.Of(frame.Step).Send(frame.Kind, frame.Stream, frame.Payload); err != nil {
 				t.Fatalf("Recv took what Send refuses: %v", err)
 			}
 		}

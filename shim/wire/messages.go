@@ -148,6 +148,9 @@ type Back struct {
 	Problem string `json:"problem,omitempty"`
 }
 
+// DialArg has init's program look whether something listens: `agentshim-init dial PORT`.
+const DialArg = "dial"
+
 // HomeDir is the agent's home in every container; MaxFile bounds a file in it, MaxBack
 // one that is sent back.
 const (
@@ -222,7 +225,7 @@ func words[To, From string | []byte](from []From) []To {
 // Refused says why the harness was not started. Init does nothing more after it.
 type Refused struct {
 	// Reason is harness-missing, harness-exec, arguments, workdir, home-file,
-	// runtime-dir or streams.
+	// runtime-dir, streams or steps.
 	Reason string `json:"reason"`
 	// Detail names the operand and the error, at most 1 KiB.
 	Detail string `json:"detail"`
@@ -240,6 +243,9 @@ type Exit struct {
 	UserMicros   int64 `json:"userMicros"`
 	SystemMicros int64 `json:"systemMicros"`
 	MaxRSSKiB    int64 `json:"maxRssKib"`
+	// Lost says that a session's step was killed as a whole, or lost what watches it,
+	// so that nothing is known of its end but that none of its processes is left.
+	Lost bool `json:"lost,omitempty"`
 }
 
 // Status is the harness's end as a shell shows it: the exit code, or 128 and the

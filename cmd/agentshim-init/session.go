@@ -1,0 +1,391 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strconv"
+	"sync"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/agentshim/agentshim/shim/wire"
+)
+
+// session is the container of several steps. Each has a watcher, a process of init's
+// own program that adopts whatever the step's processes leave behind; so what init
+// itself adopts belongs to no living step, and is killed.
+type session struct {
+	// begun is the receiving goroutine's.
+	begun bool
+	// born holds a token when there may be a child to wait for. gone is closed when a
+	// session that finishes has no child left; running counts its steps.
+	born, gone chan struct{}
+	running    sync.WaitGroup
+
+	mu sync.Mutex
+	// Below, mu guards. It is held while a watcher is forked: until it is known as one,
+	// nobody may look for strays.
+	steps map[uint16]*step
+	// watchers are the living ones' steps by pid; ended are those whose watcher is gone
+	// while strays may be left.
+	watchers  map[int]*step
+	ended     []*step
+	finishing bool
+}
+
+func newSession() *session {
+	return &session{born: make(chan struct{}, 1), gone: make(chan struct{}), steps: map[uint16]*step{}, watchers: map[int]*step{}}
+}
+
+// watch is init's end of a step's watcher.
+type watch struct {
+	// pid is 0 until there is one; session.mu guards it.
+	pid int
+	// orders takes the watcher's one order, reports gives what it says.
+	orders, reports *os.File
+	// gone is closed when the watcher is gone and no stray is left.
+	gone chan struct{}
+}
+
+// handleStep handles a frame of a session's step. One for a step that has ended was on
+// its way.
+func (in *initProcess) handleStep(f wire.Frame) error {
+	if in.own.launched {
+		return unexpected(f)
+	}
+	in.session.begin(in)
+	s := in.session.step(f.Step)
+	switch f.Kind {
+	case wire.KindFile, wire.KindFileData, wire.KindLaunch:
+		if s == nil {
+			s = in.session.open(in.conn, f.Step)
+		}
+		if s.launched {
+			return unexpected(f)
+		}
+		return in.prepare(s, f)
+	case wire.KindCut:
+		in.session.cut(s)
+		return nil
+	case wire.KindData, wire.KindEOF, wire.KindCredit, wire.KindSignal, wire.KindWindow:
+		if s == nil || s.refused {
+			return nil
+		}
+		if !s.launched {
+			return unexpected(f)
+		}
+		if err := s.stream(f); err != nil && !s.over.Load() {
+			return err
+		}
+		return nil
+	}
+	return unexpected(f)
+}
+
+// begin starts what waits for the session's children.
+func (se *session) begin(in *initProcess) {
+	if !se.begun {
+		se.begun = true
+		go in.session.reap()
+	}
+}
+
+func (se *session) step(id uint16) *step {
+	se.mu.Lock()
+	defer se.mu.Unlock()
+	return se.steps[id]
+}
+
+// open begins a step. One too many is refused by its launch.
+func (se *session) open(conn *wire.Conn, id uint16) *step {
+	se.mu.Lock()
+	defer se.mu.Unlock()
+	s := newStep(conn, id)
+	se.steps[id] = s
+	return s
+}
+
+// close forgets a step.
+func (se *session) close(s *step) {
+	se.mu.Lock()
+	defer se.mu.Unlock()
+	s.over.Store(true)
+	delete(se.steps, s.id)
+}
+
+// cut kills a step whole: its watcher, and then, as strays, what that leaves behind.
+// Nobody takes its output any more.
+func (se *session) cut(s *step) {
+	switch {
+	case s == nil:
+	case !s.launched:
+		s.removeFiles()
+		se.close(s)
+	default:
+		s.giveUp()
+		se.mu.Lock()
+		defer se.mu.Unlock()
+		if se.watchers[s.watch.pid] == s { // else the number may be another's
+			_ = syscall.Kill(s.watch.pid, syscall.SIGKILL)
+		}
+	}
+}
+
+// launchStep starts a step's watcher, which starts the harness.
+func (in *initProcess) launchStep(s *step, p *streams, program string, l wire.Launch) *wire.Refused {
+	if err := in.startWatcher(s, p); err != nil {
+		p.close()
+		return refuse("steps", "%v", err)
+	}
+	s.launched = true
+	in.session.running.Add(1)
+	go func() {
+		defer in.session.running.Done()
+		in.follow(s, p, order{Program: program, Launch: l})
+	}()
+	return nil
+}
+
+// startWatcher forks a watcher. It inherits its own two pipes and the harness's ends of
+// the streams.
+func (in *initProcess) startWatcher(s *step, p *streams) error {
+	orders, ours, err := os.Pipe()
+	if err != nil {
+		return err
+	}
+	defer orders.Close()
+	reports, theirs, err := os.Pipe()
+	if err != nil {
+		ours.Close()
+		return err
+	}
+	defer theirs.Close()
+	s.watch = watch{orders: ours, reports: reports, gone: make(chan struct{})}
+	fds := append([]uintptr{orders.Fd(), theirs.Fd(), theirs.Fd()}, p.child()...)
+	err = raised(in.oomScore, func() error { return in.session.fork(s, fds) })
+	if err != nil {
+		ours.Close()
+		reports.Close()
+	}
+	return err
+}
+
+// fork starts the program that this process runs, which can't be opened but executed.
+func (se *session) fork(s *step, fds []uintptr) error {
+	se.mu.Lock()
+	defer se.mu.Unlock()
+	if se.finishing {
+		return errors.New("the session is ending")
+	}
+	if len(se.steps) > wire.MaxSteps {
+		return fmt.Errorf("%d steps run already", wire.MaxSteps)
+	}
+	pid, err := syscall.ForkExec("/proc/self/exe", []string{"agentshim-init", watchArg}, &syscall.ProcAttr{Env: watchEnv, Files: fds})
+	if err != nil {
+		return err
+	}
+	s.watch.pid = pid
+	se.watchers[pid] = s
+	se.wake()
+	return nil
+}
+
+func (se *session) wake() {
+	select {
+	case se.born <- struct{}{}:
+	default:
+	}
+}
+
+// maxReports bounds what is read of a watcher.
+const maxReports = 16 << 10
+
+// follow takes a step from its watcher's start to its end.
+func (in *initProcess) follow(s *step, p *streams, o order) {
+	defer s.watch.reports.Close()
+	_ = json.NewEncoder(s.watch.orders).Encode(o) // EPIPE: it is gone, which its reports say
+	s.watch.orders.Close()
+	said := json.NewDecoder(io.LimitReader(s.watch.reports, maxReports))
+	var begun started
+	if err := said.Decode(&begun); err != nil || begun.Refused == nil && begun.PID <= 0 {
+		begun.Refused = refuse("steps", "what watches the step ended at its start")
+	}
+	if begun.Refused != nil {
+		<-s.watch.gone
+		in.forget(s, p)
+		in.tell(s, wire.KindRefused, begun.Refused)
+		return
+	}
+	kills := oomKills(in.oomKills)
+	s.pid.Store(int64(begun.PID))
+	if err := s.conn.Send(wire.KindStarted, 0, nil); err != nil {
+		fatal("started", err)
+	}
+	w := s.pump(p)
+	var exit wire.Exit
+	if err := said.Decode(&exit); err != nil {
+		exit = wire.Exit{Code: -1, Signal: int(unix.SIGKILL), Lost: true}
+	}
+	<-s.watch.gone
+	s.pid.Store(0)
+	s.drain(p, w)
+	in.forget(s, p)
+	if exit.OOMKills = -1; kills >= 0 {
+		exit.OOMKills = oomKills(in.oomKills) - kills
+	}
+	in.tell(s, wire.KindExit, exit)
+}
+
+// forget lets go of all that a step had here.
+func (in *initProcess) forget(s *step, p *streams) {
+	in.session.close(s)
+	s.stdin.CloseWrite()
+	p.close()
+	s.removeFiles()
+}
+
+func (in *initProcess) tell(s *step, kind wire.Kind, v any) {
+	if err := s.conn.SendJSON(kind, v); err != nil {
+		fatal("step", err)
+	}
+}
+
+// finish kills what runs in a session and says when nothing is left.
+func (in *initProcess) finish(f wire.Frame) error {
+	if in.own.launched || in.session.finish() {
+		return unexpected(f)
+	}
+	in.session.begin(in)
+	in.session.wake()
+	go func() {
+		<-in.session.gone
+		in.session.running.Wait()
+		in.exit(wire.Exit{})
+	}()
+	return nil
+}
+
+// finish is true where it was called before.
+func (se *session) finish() bool {
+	se.mu.Lock()
+	defer se.mu.Unlock()
+	before := se.finishing
+	se.finishing = true
+	for _, s := range se.steps {
+		s.giveUp()
+	}
+	_ = syscall.Kill(-1, syscall.SIGKILL)
+	return before
+}
+
+// reap waits for init's children: watchers and strays.
+func (se *session) reap() {
+	for {
+		pid, err := wait(0)
+		switch {
+		case err == nil:
+			for ; pid > 0; pid, _ = wait(syscall.WNOHANG) {
+				se.reaped(pid)
+			}
+			se.sweep()
+		case se.over():
+			close(se.gone)
+			return
+		default: // ECHILD
+			<-se.born
+		}
+	}
+}
+
+// wait takes the status of one child; 0 is none with WNOHANG.
+func wait(options int) (int, error) {
+	for {
+		pid, err := syscall.Wait4(-1, nil, options, nil)
+		if !errors.Is(err, syscall.EINTR) {
+			return pid, err
+		}
+	}
+}
+
+func (se *session) over() bool {
+	se.mu.Lock()
+	defer se.mu.Unlock()
+	return se.finishing
+}
+
+func (se *session) reaped(pid int) {
+	se.mu.Lock()
+	defer se.mu.Unlock()
+	if s := se.watchers[pid]; s != nil {
+		delete(se.watchers, pid)
+		se.ended = append(se.ended, s)
+	}
+}
+
+// sweep kills the strays after the end of a watcher. There is a child to wait for, and
+// so another turn, until none is left.
+func (se *session) sweep() {
+	se.mu.Lock()
+	defer se.mu.Unlock()
+	if se.finishing {
+		_ = syscall.Kill(-1, syscall.SIGKILL) // one that entered since
+	}
+	if len(se.ended) == 0 {
+		return
+	}
+	left := false
+	for _, pid := range children(1) {
+		if se.watchers[pid] == nil {
+			left = true
+			_ = syscall.Kill(pid, syscall.SIGKILL)
+		}
+	}
+	if left {
+		return
+	}
+	for _, s := range se.ended {
+		close(s.watch.gone)
+	}
+	se.ended = nil
+}
+
+// children are the processes whose parent has that pid. A zombie is one, too: while
+// its first thread has ended, others may run.
+func children(parent int) []int {
+	dir, err := os.Open("/proc")
+	if err != nil {
+		fatal("processes", err)
+	}
+	defer dir.Close()
+	names, err := dir.Readdirnames(-1)
+	if err != nil {
+		fatal("processes", err)
+	}
+	var out []int
+	for _, name := range names {
+		if pid, err := strconv.Atoi(name); err == nil && parentOf(name) == parent {
+			out = append(out, pid)
+		}
+	}
+	return out
+}
+
+// parentOf is field 4 of /proc/PID/stat; the second field, in parentheses, may hold
+// anything (proc_pid_stat(5)). It is 0 for a process that is gone.
+func parentOf(pid string) int {
+	b, err := os.ReadFile("/proc/" + pid + "/stat")
+	if err != nil {
+		return 0
+	}
+	fields := bytes.Fields(b[bytes.LastIndexByte(b, ')')+1:])
+	if len(fields) < 2 {
+		return 0
+	}
+	parent, _ := strconv.Atoi(string(fields[1]))
+	return parent
+}
