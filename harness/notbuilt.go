@@ -15,7 +15,6 @@ var missingFeatures = []missing{
 	given("$.fallbackOn", "", func(h *Harness) bool { return len(h.FallbackOn) > 0 }),
 	given("$.egress.brokers", "", func(h *Harness) bool { return len(h.Egress.Brokers) > 0 }),
 	given("$.egress.proxy", "", func(h *Harness) bool { return h.Egress.Proxy != "" }),
-	given("$.session", "", func(h *Harness) bool { return h.Session != nil }),
 }
 
 func given(path, remedy string, used func(*Harness) bool) missing {

@@ -31,6 +31,11 @@ type Overrides struct {
 	// OutputFile is what the harness leaves for its caller: a path in the container,
 	// absolute or relative to the home.
 	OutputFile string
+	// EnvFrom is added to the file's.
+	EnvFrom []string
+	// Timeout and WorkingDir replace the file's.
+	Timeout    string
+	WorkingDir string
 	// Providers are the user's own, beside Providers: see UserProviders.
 	Providers []Provider
 }
@@ -125,6 +130,7 @@ func (c *checker) override(o Overrides) {
 	}
 	c.overridePrompt(o)
 	c.outputFile(o.OutputFile)
+	c.overrideStep(o)
 	if o.Workspace == "" {
 		return
 	}
@@ -135,6 +141,22 @@ func (c *checker) override(o Overrides) {
 		c.add("--workspace", nil, "the file says that there is no workspace", "change $.workspace.mode")
 	}
 	c.h.Workspace.Source, c.flags["$.workspace.source"] = o.Workspace, "--workspace"
+}
+
+// overrideStep takes what a run, or a step of a session, has of its own.
+func (c *checker) overrideStep(o Overrides) {
+	for _, name := range o.EnvFrom {
+		if !slices.Contains(c.h.EnvFrom, name) {
+			c.flags[element("$.envFrom", len(c.h.EnvFrom))] = "--env"
+			c.h.EnvFrom = append(c.h.EnvFrom, name)
+		}
+	}
+	if o.Timeout != "" {
+		c.h.Timeout, c.flags["$.timeout"] = o.Timeout, "--timeout"
+	}
+	if o.WorkingDir != "" {
+		c.h.WorkingDir, c.flags["$.workingDir"] = o.WorkingDir, "--working-dir"
+	}
 }
 
 // overridePrompt takes the prompt of the command line, of which there is at most one.

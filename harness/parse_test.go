@@ -109,6 +109,9 @@ func TestAccepted(t *testing.T) {
 		"home files":            with(`"home":{"sizeMb":1,"noexec":true,"files":[{"source":"~/a","target":".a/b"},{"source":"b","target":".a/c"}]}`),
 		"working dir":           with(`"workingDir":"/processes"`),
 		"duration":              with(`"stopGrace":"720h"`),
+		"session":               with(`"session":{"idle":"30m","maximum":"8h","ready":{"port":8080}}`),
+		"session, empty":        with(`"session":{}`),
+		"ready by command":      with(`"session":{"ready":{"command":["test","-e","/x"]}}`),
 		"every gap and opening": with(`"accept":["rootless-cgroup-limits","bind-noexec","tmpfs-inodes","shared-uid-quotas","root-user","nested-seccomp","custom-seccomp","unmasked-proc","attached-container","proxy-resolves","syscall:io_uring_setup","device:/dev/fuse","group:44"]`),
 		"flag mode":             withHarness(`"promptMode":"flag","promptFlag":"-p"`),
 		"file mode, no flag":    withHarness(`"promptMode":"file"`),
@@ -366,6 +369,10 @@ func TestRefused(t *testing.T) {
 		{"duration zero", with(`"stopGrace":"0s"`), "$.stopGrace"},
 		{"duration negative", with(`"stopGrace":"-1s"`), "$.stopGrace"},
 		{"duration long", with(`"stopGrace":"721h"`), "$.stopGrace"},
+		{"session idle", with(`"session":{"idle":"1"}`), "$.session.idle"},
+		{"session maximum", with(`"session":{"maximum":"-1s"}`), "$.session.maximum"},
+		{"ready by nothing", with(`"session":{"ready":{}}`), "$.session.ready"},
+		{"ready by both", with(`"session":{"ready":{"port":80,"command":["true"]}}`), "$.session.ready"},
 		{"accept", with(`"accept":["root"]`), "$.accept[0]"},
 		{"accept without operand", with(`"accept":["syscall:"]`), "$.accept[0]"},
 		{"accept group name", with(`"accept":["group:video"]`), "$.accept[0]"},
@@ -412,7 +419,6 @@ func TestNotBuilt(t *testing.T) {
 		{"$.fallbackOn", with(`"fallbackOn":[75]`)},
 		{"$.egress.brokers", with(`"egress":{"brokers":[{"name":"a","upstream":"https://a","header":"b","valueFrom":{}}]}`)},
 		{"$.egress.proxy", with(`"egress":{"proxy":"env"}`)},
-		{"$.session", with(`"session":{}`)},
 	} {
 		t.Run(tt.path, func(t *testing.T) {
 			_, err := parse(tt.text)

@@ -540,6 +540,13 @@ func (c *checker) durations() {
 	if c.h.Session != nil {
 		c.duration("$.session.idle", c.h.Session.Idle)
 		c.duration("$.session.maximum", c.h.Session.Maximum)
+		c.ready(c.h.Session.Ready)
+	}
+}
+
+func (c *checker) ready(r *Ready) {
+	if r != nil && (r.Port == 0) == (len(r.Command) == 0) {
+		c.add("$.session.ready", nil, "needs a port or a command, and not both", "keep one of them")
 	}
 }
 

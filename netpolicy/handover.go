@@ -183,7 +183,7 @@ func listenOn(kind, proto int, addr netip.AddrPort) (int, error) {
 // Listen makes the socket file of a hand-over, which everyone who reaches its folder
 // may connect to. It is the caller's to remove.
 func Listen(path string) (*net.UnixListener, error) {
-	addr, done, err := shortAddr(path)
+	addr, done, err := UnixAddr("unixpacket", path)
 	if err != nil {
 		return nil, err
 	}
@@ -192,7 +192,7 @@ func Listen(path string) (*net.UnixListener, error) {
 	if err != nil {
 		return nil, err
 	}
-	l.SetUnlinkOnClose(false) // its name is gone with shortAddr's descriptor
+	l.SetUnlinkOnClose(false) // its name is gone with UnixAddr's descriptor
 	if err := os.Chmod(path, 0o666); err != nil {
 		l.Close()
 		return nil, err
@@ -202,7 +202,7 @@ func Listen(path string) (*net.UnixListener, error) {
 
 // Dial connects to the socket file of a hand-over.
 func Dial(path string) (*net.UnixConn, error) {
-	addr, done, err := shortAddr(path)
+	addr, done, err := UnixAddr("unixpacket", path)
 	if err != nil {
 		return nil, err
 	}
@@ -210,15 +210,15 @@ func Dial(path string) (*net.UnixConn, error) {
 	return net.DialUnix("unixpacket", nil, addr)
 }
 
-// shortAddr names a socket file through its folder's descriptor, until done is
+// UnixAddr names a socket file through its folder's descriptor, until done is
 // called: a socket's address holds 107 bytes (unix(7)).
-func shortAddr(path string) (addr *net.UnixAddr, done func(), err error) {
+func UnixAddr(network, path string) (addr *net.UnixAddr, done func(), err error) {
 	dir, err := os.Open(filepath.Dir(path))
 	if err != nil {
 		return nil, nil, err
 	}
 	name := fmt.Sprintf("/proc/self/fd/%d/%s", dir.Fd(), filepath.Base(path))
-	return &net.UnixAddr{Net: "unixpacket", Name: name}, func() { dir.Close() }, nil
+	return &net.UnixAddr{Net: network, Name: name}, func() { dir.Close() }, nil
 }
 
 // ReadOrder waits for the order, and for as long as the shim is there.

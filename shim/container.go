@@ -92,6 +92,14 @@ func (c *container) drive(ctx context.Context, rec *Record) error {
 	if err := c.published.listen(c.p.job.Notice); err != nil {
 		return err
 	}
+	if k := c.p.job.keeper; k != nil {
+		return k.keep(ctx, c, rec)
+	}
+	return c.runHarness(rec)
+}
+
+// runHarness takes a container, or a session's step, from launch to the harness's end.
+func (c *container) runHarness(rec *Record) error {
 	if err := c.launch(); err != nil {
 		return err
 	}
@@ -343,6 +351,7 @@ var initReasons = map[string]struct {
 	"arguments":       {ReasonSpecInvalid, "one argument or variable holds at most 128 KiB: use promptMode stdin or file for a longer prompt"},
 	"workdir":         {ReasonMount, "workingDir must be a folder in the image or in a mount that the agent may enter"},
 	"home-file":       {ReasonMount, "home.files need room in the home (home.sizeMb) and targets that don't collide"},
+	"steps":           {ReasonSessionBusy, "end other steps, or raise resources.pids and resources.memoryMb"},
 }
 
 func refusedByInit(r wire.Refused, c harness.Command) error {
@@ -360,6 +369,9 @@ func refusedByInit(r wire.Refused, c harness.Command) error {
 func (c *container) lost(err error) error {
 	c.egress.end()
 	c.lifeline()
+	if c.p.session != nil {
+		return sessionLost(c.p.session.id, err)
+	}
 	// A stream that is not the container's carries no lifeline either.
 	if errors.Is(err, errMultiplexed) || !within(endTimeout, c.engine.done()) {
 		c.engine.drop() // end need not wait for it again

@@ -53,6 +53,9 @@ const (
 	ReasonEngineLost        Reason = "engine-lost"
 	ReasonEgressLost        Reason = "egress-lost"
 	ReasonOutputClosed      Reason = "output-closed"
+	ReasonSession           Reason = "session"
+	ReasonSessionBusy       Reason = "session-busy"
+	ReasonSessionLost       Reason = "session-lost"
 	ReasonTimeout           Reason = "timeout"
 	ReasonInterrupted       Reason = "interrupted"
 	ReasonInternal          Reason = "internal"
@@ -103,6 +106,9 @@ func Reasons() []ReasonInfo {
 		{ReasonEngineLost, true, "The engine or its client went away during the run."},
 		{ReasonEgressLost, true, "The egress gateway or its log could not go on during the run."},
 		{ReasonOutputClosed, false, "Standard output can't be written. Exit code 141 when its reader went away."},
+		{ReasonSession, false, "There is no such session, its name is taken, or it did not become ready."},
+		{ReasonSessionBusy, true, "The session runs as many steps as it can."},
+		{ReasonSessionLost, true, "The session, or what watches the step in it, went away during the step."},
 		{ReasonTimeout, false, "The harness ran longer than its timeout. Exit code 124."},
 		{ReasonInterrupted, true, "A signal ended agentshim before the harness started. Exit code 128 and the signal's number."},
 		{ReasonInternal, false, "A fault of agentshim itself."},

@@ -1,6 +1,7 @@
 package shim
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -42,7 +43,11 @@ type homeFile struct {
 
 // readValues reads what a plan leaves out, beyond the envFiles.
 func (p *prepared) readValues() error {
-	return errors.Join(p.readCallerEnv(), p.readHomeFiles(), p.readCertificates(), p.findOutput(), p.readPrompt())
+	prompt := p.readPrompt
+	if p.job.keeper != nil {
+		prompt = func() error { return nil } // each step has its own
+	}
+	return errors.Join(p.readCallerEnv(), p.readHomeFiles(), p.readCertificates(), p.findOutput(), prompt())
 }
 
 func (p *prepared) readHomeFiles() error {
@@ -94,7 +99,11 @@ func (p *prepared) readHostFile(name string, limit int64) ([]byte, error) {
 }
 
 func (p *prepared) realPath(name string) (string, error) {
-	return mounts.Resolve(p.hostPath(name), mounts.AgentFolders(p.job.Harness, p.host.Mounts))
+	folders := mounts.AgentFolders(p.job.Harness, p.host.Mounts)
+	if p.session != nil {
+		folders = p.session.folders
+	}
+	return mounts.Resolve(p.hostPath(name), folders)
 }
 
 // readBounded reads a regular file of at most limit bytes; a FIFO or device would
@@ -249,7 +258,7 @@ func (p *prepared) placePrompt(mode string) error {
 	case "stdin":
 		p.stdin = strings.NewReader(prompt)
 	case "file":
-		p.files = append(p.files, homeFile{target: spec.PromptPath, content: []byte(prompt)})
+		p.files = append(p.files, homeFile{target: cmp.Or(p.promptPath, spec.PromptPath), content: []byte(prompt)})
 	default:
 		if len(prompt) > maxArg || strings.ContainsRune(prompt, 0) {
 			return &Error{

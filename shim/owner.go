@@ -2,6 +2,7 @@ package shim
 
 import (
 	"fmt"
+	"io/fs"
 	"os"
 	"strconv"
 	"strings"
@@ -26,7 +27,8 @@ func bootID() (string, error) {
 }
 
 // startTicks is field 22 of /proc/PID/stat; the second field, in parentheses, may
-// hold anything (proc_pid_stat(5)).
+// hold anything (proc_pid_stat(5)). A process that has ended does not exist, whether its
+// parent has taken notice or not.
 func startTicks(pid int) (uint64, error) {
 	path := fmt.Sprintf("/proc/%d/stat", pid)
 	b, err := os.ReadFile(path)
@@ -36,6 +38,9 @@ func startTicks(pid int) (uint64, error) {
 	f := strings.Fields(string(b[strings.LastIndexByte(string(b), ')')+1:]))
 	if len(f) < 20 {
 		return 0, fmt.Errorf("%s: %d fields", path, len(f))
+	}
+	if f[0] == "Z" {
+		return 0, fmt.Errorf("%s: %w", path, fs.ErrNotExist)
 	}
 	return strconv.ParseUint(f[19], 10, 64)
 }

@@ -191,6 +191,9 @@ func (s Store) pruneFolders(ctx context.Context, engines map[string]Adapter, dry
 	for _, e := range entries {
 		dir := filepath.Join(s.folders.runtime, e.Name())
 		claim, err := readClaim(dir)
+		if !dryRun {
+			s.folders.pruneName(e.Name())
+		}
 		if abandoned(e) && !dryRun {
 			errs = append(errs, os.RemoveAll(dir))
 		}
@@ -227,6 +230,8 @@ type claim struct {
 	State string `json:"state"`
 	// Workspace is the real path of the folder that the agent can write to, if any.
 	Workspace string `json:"workspace,omitempty"`
+	// Session is set for a session.
+	Session *SessionRecord `json:"session,omitempty"`
 }
 
 const claimFile = "owner.json"

@@ -37,6 +37,8 @@ type Record struct {
 	Machine   *spec.Machine `json:"machine,omitempty"`
 	Widenings []spec.Note   `json:"widenings,omitempty"`
 	Gaps      []spec.Note   `json:"gaps,omitempty"`
+	// Session is set for a session and for each step of one.
+	Session *SessionRecord `json:"session,omitempty"`
 	// Attestation is what init saw, and what was weaker than planned.
 	Attestation *Attestation `json:"attestation,omitempty"`
 	// Copy is the workspace's private copy, nil where the run has none.

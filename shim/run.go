@@ -33,6 +33,12 @@ type Job struct {
 	Command []string
 	// Words are joined by a space into the prompt.
 	Words []string
+	// Overrides are those that Harness was made with. Of a step, they are what it has of
+	// its own.
+	Overrides harness.Overrides
+	// Session is the id or name of a session: the job is a step of it, of the session's
+	// harness, and Harness, Spec and SpecPath have no effect.
+	Session string
 	// Stdin, Stdout and Stderr are the harness's. Without any prompt, Stdin to its end
 	// is the prompt. A nil Stdin is empty.
 	Stdin          io.Reader
@@ -59,6 +65,9 @@ type Job struct {
 	LookupEnv func(string) (string, bool)
 	// Version is agentshim's own, for the record.
 	Version string
+
+	// keeper makes the job a session.
+	keeper *keeper
 }
 
 func (j Job) withDefaults() Job {
@@ -102,6 +111,9 @@ type prepared struct {
 	terminal *terminal
 	// launched is set when the harness may have run.
 	launched bool
+	// session is set for a session's step, promptPath is where its prompt's file is.
+	session    *sessionStep
+	promptPath string
 }
 
 // Plan decides a job and starts nothing. What it decides is what Run does. The
@@ -320,11 +332,10 @@ func Run(ctx context.Context, j Job) (Record, error) {
 	done := make(chan struct{})
 	defer close(done)
 	go ctl.listen(j.Signals, done)
-	p, err := prepare(ctx, j, ph, true)
+	p, err := begin(ctx, j, ph, &rec)
 	if err == nil {
 		p.attach(ctl)
-		rec.describe(p)
-		if err = p.execute(ctx, &rec); err == nil {
+		if err = p.run(ctx, &rec); err == nil {
 			err = outputLost(&rec)
 		}
 	}
@@ -338,6 +349,37 @@ func Run(ctx context.Context, j Job) (Record, error) {
 		p.reclaim(ctx)
 	}
 	return rec, err
+}
+
+// begin decides a job as what it is: a run, a session or a session's step.
+func begin(ctx context.Context, j Job, ph *phases, rec *Record) (*prepared, error) {
+	if k := j.keeper; k != nil {
+		rec.ID, rec.Session = k.id, &SessionRecord{ID: k.id, Name: k.name}
+	}
+	if j.Session != "" {
+		return prepareStep(ctx, j, ph, rec)
+	}
+	return prepare(ctx, j, ph, true)
+}
+
+// run does what was decided.
+func (p *prepared) run(ctx context.Context, rec *Record) error {
+	if p.session != nil {
+		if err := rec.write(p.folders); err != nil {
+			return err
+		}
+		return p.runStep(ctx, rec)
+	}
+	rec.describe(p)
+	if p.job.keeper == nil {
+		return p.execute(ctx, rec)
+	}
+	name, err := p.folders.takeName(p.job.keeper.name)
+	if err != nil {
+		return err
+	}
+	defer p.folders.giveName(name)
+	return p.execute(ctx, rec)
 }
 
 // reclaim removes what lost runs of this user left. It is no part of this run:
@@ -373,6 +415,7 @@ func interrupted(ctx context.Context, err error) error {
 // attach connects the run to the caller's signals and, if the harness gets one, terminal.
 func (p *prepared) attach(c *control) {
 	p.control = c
+	c.setGrace(duration(p.job.Harness.StopGrace))
 	if p.plan.Process.Terminal {
 		p.terminal = c.terminal
 	}
@@ -402,7 +445,7 @@ func (p *prepared) execute(ctx context.Context, rec *Record) (err error) {
 		return err
 	}
 	paths := spec.RunPaths{ID: rec.ID, State: p.folders.record(rec.ID)}
-	if paths.Dir, err = p.folders.makeRunFolder(rec.ID, claim{Owner: rec.Owner, Workspace: p.writable().Path}); err != nil {
+	if paths.Dir, err = p.folders.makeRunFolder(rec.ID, claim{Owner: rec.Owner, Workspace: p.writable().Path, Session: rec.Session}); err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, asError(os.RemoveAll(paths.Dir))) }()

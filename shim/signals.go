@@ -121,6 +121,13 @@ func newControl(j Job, cancel context.CancelCauseFunc) *control {
 	return c
 }
 
+// setGrace sets what a harness has between a signal to end and the kill.
+func (c *control) setGrace(d time.Duration) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.grace = d
+}
+
 // listen takes signals until done is closed.
 func (c *control) listen(signals <-chan os.Signal, done <-chan struct{}) {
 	defer c.terminal.guard()

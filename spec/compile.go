@@ -27,6 +27,8 @@ type Options struct {
 	// Terminal holds those of TerminalEnv that the caller has set, where its standard
 	// input and output are a terminal; nil where they are not.
 	Terminal map[string]string
+	// PromptPath holds the prompt with promptMode file; empty is PromptPath.
+	PromptPath string
 }
 
 const mib = 1 << 20

@@ -1,6 +1,7 @@
 package spec
 
 import (
+	"cmp"
 	"fmt"
 	"path"
 	"slices"
@@ -35,17 +36,21 @@ func (c *compiler) process() error {
 		Env: c.env(), Cwd: c.cwd(), PromptMode: c.promptMode(), Terminal: c.terminal(),
 		RuntimeDir: fmt.Sprintf("/run/user/%d", c.plan.Identity.UID),
 	}
-	switch p.PromptMode {
-	case modeCommand:
-		p.Args = slices.Clone(c.o.Command)
-	case modeInteractive:
-		p.Args = c.h.Harness.InteractiveArgv()
-	default:
-		p.Args = c.h.Harness.Argv(PromptPlaceholder, PromptPath)
-	}
+	p.Args = Args(c.h, c.o)
 	c.provided(&p)
 	c.plan.Process = p
 	return nil
+}
+
+// Args is the argument vector of a process, with a placeholder for the prompt.
+func Args(h harness.Harness, o Options) []string {
+	switch c := (compiler{h: h, o: o}); c.promptMode() {
+	case modeCommand:
+		return slices.Clone(o.Command)
+	case modeInteractive:
+		return h.Harness.InteractiveArgv()
+	}
+	return h.Harness.Argv(PromptPlaceholder, cmp.Or(o.PromptPath, PromptPath))
 }
 
 // provided says which provider the process is, and what that writes into the home.
@@ -64,6 +69,15 @@ const (
 	modeCommand     = "command"
 	modeInteractive = "interactive"
 )
+
+// Step decides the process of one step of the session whose plan and host these are. h is
+// the session's harness with what the step has of its own.
+func Step(p Plan, h harness.Harness, host Host, o Options) Process {
+	c := compiler{h: h, host: host, o: o, plan: p}
+	c.plan.Seeds = nil // they are in the home already
+	_ = c.process()    // refuses nothing
+	return c.plan.Process
+}
 
 func (c *compiler) promptMode() string {
 	switch {

@@ -26,6 +26,7 @@ type execFlags struct {
 	result  string
 	quiet   bool
 	command bool
+	session string
 	// temporary replaces 125 where a retry can help; 0 is off.
 	temporary int
 }
@@ -33,7 +34,7 @@ type execFlags struct {
 func newExec() *cobra.Command {
 	var f execFlags
 	cmd := &cobra.Command{
-		Use:   "exec --spec FILE [flags] [harness options] [-- WORDS…]",
+		Use:   "exec {--spec FILE | --session SESSION} [flags] [harness options] [-- WORDS…]",
 		Short: "Run the harness",
 		Long: "Run the harness of the file in its container. The prompt is the words, --prompt or\n" +
 			"--prompt-file; else the file's; else standard input, to its end. On a terminal without\n" +
@@ -53,14 +54,21 @@ func newExec() *cobra.Command {
 			"file says \"terminal\": \"never\", or its standard input is the prompt), and every key\n" +
 			"is the harness's: Ctrl-C does not end the run by itself. The caller's TERM, COLORTERM,\n" +
 			"LANG and TZ go along. The terminal's mode is restored however the run ends, unless\n" +
-			"agentshim itself is killed by SIGKILL; then type reset.",
+			"agentshim itself is killed by SIGKILL; then type reset.\n\n" +
+			"With --session it is a step of a session that agentshim up made, of the session's harness;\n" +
+			"all of this holds for it, too.",
 		Example: "  agentshim exec --spec harness.json -- fix the failing test\n" +
 			"  agentshim exec --spec harness.json --workspace . --model small < task.md\n" +
-			"  agentshim exec --spec harness.json --command -- sh -l",
+			"  agentshim exec --spec harness.json --command -- sh -l\n" +
+			"  agentshim exec --session work -- fix the failing test",
 	}
 	takeHarnessArgs(cmd, f.run)
 	f.register(cmd)
 	f.registerPrompt(cmd)
+	cmd.Flags().StringVar(&f.session, "session", "", "id or name of a session to run in, instead of --spec")
+	cmd.Flags().StringArrayVar(&f.overrides.EnvFrom, "env", nil, "name of a variable of yours that the harness gets, besides the file's envFrom; repeatable")
+	cmd.Flags().StringVar(&f.overrides.Timeout, "timeout", "", "time after which the harness is ended, instead of the file's")
+	cmd.Flags().StringVar(&f.overrides.WorkingDir, "working-dir", "", "working folder in the container, instead of the file's")
 	cmd.Flags().StringVar(&f.result, "result", "", "write the run's record to this file")
 	cmd.Flags().StringVar(&f.overrides.OutputFile, "output-file", "", "append this file of the container's to the one that DAGU_OUTPUT_FILE names")
 	cmd.Flags().BoolVar(&f.quiet, "quiet", false, "say nothing but errors and what was planted in the workspace")
@@ -73,7 +81,7 @@ func (f *execFlags) run(cmd *cobra.Command, given arguments) error {
 	if f.temporary < 0 || f.temporary > 255 {
 		return f.fail(invalid("--temporary-code %d", "use 1 to 255", f.temporary))
 	}
-	job, err := f.promptedJob(given, f.command)
+	job, err := f.execJob(given)
 	if err != nil {
 		return f.fail(err)
 	}
@@ -115,6 +123,32 @@ func (f *execFlags) run(cmd *cobra.Command, given arguments) error {
 		return exitError(rec.Exit)
 	}
 	return nil
+}
+
+// execJob is a run of the file's, or a step of a session.
+func (f *execFlags) execJob(given arguments) (shim.Job, error) {
+	if f.session == "" {
+		return f.promptedJob(given, f.command)
+	}
+	o := f.overrides
+	if f.file != "" || o.Engine != "" || o.Image != "" || o.Workspace != "" {
+		return shim.Job{}, invalid("--session with a flag that makes a container", "a session's harness file, and what replaces it, is given to agentshim up")
+	}
+	if o.OutputFile != "" {
+		return shim.Job{}, invalid("--output-file with --session", "a step writes to standard output, or into the workspace")
+	}
+	job := shim.Job{Session: f.session, Version: version}
+	if err := absolute("--prompt-file", &o.PromptFile); err != nil {
+		return job, err
+	}
+	var err error
+	if f.command {
+		job.Command, err = given.words()
+	} else {
+		o.Prompt, o.Args, o.Words = f.prompt.text, given.before, given.after
+	}
+	job.Overrides = o
+	return job, err
 }
 
 // callersTerminal is standard input where it and standard output are terminals.

@@ -141,7 +141,7 @@ func newRoot() *cobra.Command {
 	root.SetVersionTemplate("agentshim {{.Version}}\n")
 	root.PersistentFlags().StringVar(&level, "log-level", "warning", "error, warning, info or debug")
 	root.PersistentFlags().StringVar(&format, "log-format", "text", "text or json")
-	root.AddCommand(newExec(), newPlan(), newRuns(), newShow(), newWhy(), newSeccomp(), newEgress(), newDiff(), newApply(), newDiscard(), newPrune(), newTake(), newCache(), newDoctor(), newPresets(), newProviders(), newSnippet(), newSchema(), newReasons(), newVersion())
+	root.AddCommand(newExec(), newUp(), newDown(), newPs(), newKeep(), newPlan(), newRuns(), newShow(), newWhy(), newSeccomp(), newEgress(), newDiff(), newApply(), newDiscard(), newPrune(), newTake(), newCache(), newDoctor(), newPresets(), newProviders(), newSnippet(), newSchema(), newReasons(), newVersion())
 	return root
 }
 

@@ -92,7 +92,7 @@ func (s *specFlags) job() (shim.Job, error) {
 	if err != nil {
 		return shim.Job{}, &shim.Error{Reason: shim.ReasonSpecInvalid, Err: err}
 	}
-	return shim.Job{Harness: h, Spec: raw, SpecPath: s.file, Version: version}, nil
+	return shim.Job{Harness: h, Spec: raw, SpecPath: s.file, Overrides: o, Version: version}, nil
 }
 
 // absolute makes a path of the command line one that does not depend on the working folder.

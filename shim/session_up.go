@@ -1,0 +1,287 @@
+package shim
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"runtime/debug"
+	"strings"
+	"sync"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/agentshim/agentshim/shim/wire"
+)
+
+// KeepVerb is the verb by which agentshim becomes a session's keeper; only Up starts one.
+const KeepVerb = "keep"
+
+// opStart begins what up tells a keeper, opEnviron is the caller's environment.
+const (
+	opStart   = "start"
+	opEnviron = "environ"
+)
+
+// keeperStart is what up tells a keeper: over a socket, since the harness file's values and
+// the environment are nobody else's business.
+type keeperStart struct {
+	ID       string   `json:"id"`
+	Name     string   `json:"name,omitempty"`
+	Service  [][]byte `json:"service,omitempty"`
+	SpecPath string   `json:"specPath,omitempty"`
+	Quiet    bool     `json:"quiet,omitempty"`
+	Environ  [][]byte `json:"environ,omitempty"`
+}
+
+// Up starts a session of j's harness and returns its id once it is ready: its container is
+// proven, its own program (Job.Command, if any) runs, and session.ready holds. What its
+// keeper has to say until then goes to say. The keeper goes on without the caller: it
+// holds none of the caller's descriptors and is in a session of its own.
+//
+// With an error, the session is gone. When ctx ends before the session is ready, it is
+// ended.
+func Up(ctx context.Context, j Job, name string, quiet bool, say io.Writer) (string, error) {
+	j = j.withDefaults()
+	if err := checkSessionName(name); err != nil {
+		return "", err
+	}
+	f, err := openFolders(j.getenv, homeFolder(j.getenv))
+	if err != nil {
+		return "", err
+	}
+	start := keeperStart{ID: newRunID(), Name: name, Service: bytesOf(j.Command), SpecPath: j.SpecPath, Quiet: quiet}
+	conn, err := f.startKeeper(start.ID)
+	if err != nil {
+		return "", err
+	}
+	defer conn.Close()
+	// The keeper ends the session when it reads the end before it is ready.
+	defer context.AfterFunc(ctx, func() { _ = conn.Conn.(*net.UnixConn).CloseWrite() })()
+	if err := tellKeeper(conn.wire, j, start); err != nil && ctx.Err() == nil {
+		return "", &Error{Reason: ReasonInternal, Msg: "the session's keeper", Err: err}
+	}
+	return start.ID, hearKeeper(ctx, conn.wire, f.keeperLog(start.ID), say)
+}
+
+func bytesOf(list []string) [][]byte {
+	out := make([][]byte, len(list))
+	for i, s := range list {
+		out[i] = []byte(s)
+	}
+	return out
+}
+
+func stringsOf(list [][]byte) []string {
+	var out []string
+	for _, b := range list {
+		out = append(out, string(b))
+	}
+	return out
+}
+
+// startKeeper runs this very program as a session's keeper, with nothing of the caller's but
+// its ids, and returns the connection to it.
+func (f folders) startKeeper(id string) (*keeperConn, error) {
+	if err := os.MkdirAll(f.record(id), 0o700); err != nil {
+		return nil, &Error{Reason: ReasonState, Err: err}
+	}
+	log, err := os.OpenFile(f.keeperLog(id), os.O_WRONLY|os.O_CREATE|os.O_EXCL|os.O_APPEND, 0o600)
+	if err != nil {
+		return nil, &Error{Reason: ReasonState, Err: err}
+	}
+	defer log.Close()
+	ours, theirs, err := socketPair()
+	if err != nil {
+		return nil, &Error{Reason: ReasonInternal, Err: err}
+	}
+	defer theirs.Close()
+	// What the caller left open in this process must not stay open in the keeper.
+	if err := unix.CloseRange(3, 1<<31-1, unix.CLOSE_RANGE_CLOEXEC); err != nil {
+		ours.Close()
+		return nil, &Error{Reason: ReasonInternal, Msg: "close_range", Err: err}
+	}
+	cmd := exec.Command("/proc/self/exe", KeepVerb)
+	cmd.Args[0] = "agentshim"
+	cmd.Env, cmd.Dir = []string{}, "/"
+	cmd.Stdout, cmd.Stderr, cmd.ExtraFiles = log, log, []*os.File{theirs}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	if err := cmd.Start(); err != nil {
+		ours.Close()
+		return nil, &Error{Reason: ReasonInternal, Msg: "the session's keeper", Err: err}
+	}
+	go func() { _ = cmd.Wait() }()
+	return newKeeperConn(ours), nil
+}
+
+func socketPair() (net.Conn, *os.File, error) {
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, nil, os.NewSyscallError("socketpair", err)
+	}
+	theirs := os.NewFile(uintptr(fds[1]), "keeper")
+	f := os.NewFile(uintptr(fds[0]), "up")
+	defer f.Close()
+	ours, err := net.FileConn(f)
+	if err != nil {
+		theirs.Close()
+		return nil, nil, err
+	}
+	return ours, theirs, nil
+}
+
+func tellKeeper(c *wire.Conn, j Job, start keeperStart) error {
+	file := j.sessionFile()
+	if err := c.SendJSON(wire.KindRequest, request{Op: opStart, File: &file, Start: &start}); err != nil {
+		return err
+	}
+	environ := os.Environ()
+	return c.SendJSON(wire.KindRequest, request{Op: opEnviron, Start: &keeperStart{Environ: bytesOf(environ)}})
+}
+
+// hearKeeper passes on what the keeper says until the session is ready or gone.
+func hearKeeper(ctx context.Context, c *wire.Conn, log string, say io.Writer) error {
+	for {
+		r, err := receiveReply(c)
+		switch {
+		case err != nil && ctx.Err() != nil:
+			return &Error{Reason: ReasonInterrupted, Msg: "ended on request", Err: context.Cause(ctx)}
+		case err != nil:
+			return &Error{Reason: ReasonSession, Msg: "the session's keeper ended", Err: err, Hint: "its log is " + log}
+		case r.Reason == ReasonInterrupted && ctx.Err() != nil:
+			return &Error{Reason: ReasonInterrupted, Msg: "ended on request", Err: context.Cause(ctx)}
+		case r.Reason != "":
+			return r.err()
+		case r.State == SessionReady:
+			return nil
+		}
+		_, _ = say.Write(r.Say)
+	}
+}
+
+// KeepOptions are what the command line gives a keeper.
+type KeepOptions struct {
+	Version string
+	// Signals end the session as they end a run.
+	Signals <-chan os.Signal
+	// Dress sets what a job tells its user, who reads w until the session is ready.
+	Dress func(j *Job, w io.Writer)
+	// Log takes what is said later.
+	Log io.Writer
+}
+
+// upLink is the connection to up. After the session's start it is the log.
+type upLink struct {
+	log io.Writer
+
+	mu   sync.Mutex
+	conn *keeperConn // nil once up is done with
+}
+
+func (l *upLink) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.conn == nil {
+		return l.log.Write(p)
+	}
+	_ = l.conn.wire.SendJSON(wire.KindReply, reply{Say: p}) // up is gone: its end is seen elsewhere
+	return len(p), nil
+}
+
+// last says the last word to up, unless that was said.
+func (l *upLink) last(r reply) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.conn == nil {
+		return
+	}
+	_ = l.conn.wire.SendJSON(wire.KindReply, r) // up is gone
+	l.conn.Close()
+	l.conn = nil
+}
+
+// keeperGC keeps a keeper's heap near its live size: it does little for a long time.
+const keeperGC = 25
+
+// Keep is the whole life of a session's keeper. Its one inherited descriptor is conn.
+func Keep(ctx context.Context, conn *os.File, o KeepOptions) error {
+	c, err := net.FileConn(conn)
+	conn.Close()
+	if err != nil {
+		return &Error{Reason: ReasonInternal, Msg: "agentshim up starts a keeper, nothing else can", Err: err}
+	}
+	link := &upLink{log: o.Log, conn: newKeeperConn(c)}
+	j, k, err := link.order(o)
+	if err != nil {
+		link.last(refused(err))
+		return err
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	go link.watch(c, cancel)
+	k.announce = func(id string) {
+		debug.FreeOSMemory()
+		link.last(reply{State: SessionReady, ID: id})
+	}
+	debug.SetGCPercent(keeperGC)
+	_, err = Run(ctx, j)
+	close(k.done)
+	k.downs.Wait()
+	carried := make(chan struct{})
+	go func() { k.carrying.Wait(); close(carried) }()
+	within(lookTimeout, carried) // the steps' clients read how they ended
+	if err == nil {
+		link.last(refused(&Error{Reason: ReasonSession, Msg: "the session was ended before it was ready"}))
+		return nil
+	}
+	link.last(refused(err))
+	return err
+}
+
+// watch ends a session whose up is gone before it is ready.
+func (l *upLink) watch(c net.Conn, cancel context.CancelCauseFunc) {
+	_, _ = c.Read(make([]byte, 1))
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.conn != nil {
+		cancel(SignalError{unix.SIGTERM})
+	}
+}
+
+// order takes what up tells.
+func (l *upLink) order(o KeepOptions) (Job, *keeper, error) {
+	var start, environ request
+	err := receiveJSON(l.conn.wire, wire.KindRequest, &start)
+	if err == nil {
+		err = receiveJSON(l.conn.wire, wire.KindRequest, &environ)
+	}
+	if err == nil && (start.Op != opStart || start.Start == nil || start.File == nil || environ.Op != opEnviron || environ.Start == nil) {
+		err = errors.New("no order")
+	}
+	if err != nil {
+		return Job{}, nil, &Error{Reason: ReasonInternal, Msg: "agentshim up starts a keeper, nothing else can", Err: err}
+	}
+	h, err := start.File.parse()
+	if err != nil {
+		return Job{}, nil, err
+	}
+	vars := environment{}
+	for _, word := range environ.Start.Environ {
+		name, value, _ := strings.Cut(string(word), "=")
+		vars[name] = value
+	}
+	s := start.Start
+	k := newKeeper(s.ID, s.Name, stringsOf(s.Service))
+	k.log = o.Log
+	j := Job{
+		Harness: h, Spec: start.File.Spec, Overrides: start.File.Overrides, SpecPath: s.SpecPath, Version: o.Version, Signals: o.Signals, LookupEnv: vars.lookup,
+		Stdout: io.Discard, Stderr: io.Discard, keeper: k,
+	}
+	if !s.Quiet {
+		o.Dress(&j, l)
+	}
+	return j, k, nil
+}
