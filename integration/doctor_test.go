@@ -273,7 +273,7 @@ func TestDoctorBrokenEngines(t *testing.T) {
 		{"L11 no daemon", docker, []string{"DOCKER_HOST=unix://" + nowhere}, "engine", shim.Failed, []string{"engine-down", "systemctl start docker"}},
 		{"M21 remote daemon", group, []string{"DOCKER_HOST=tcp://127.0.0.1:1"}, "engine", shim.Failed, []string{"engine-remote", "unset DOCKER_HOST"}},
 		{"L11 bad context", docker, []string{"DOCKER_CONTEXT=nope"}, "engine", shim.Failed, []string{"engine-context", "docker context ls"}},
-		{"L11 not in the group", setup{"docker-denied", "docker", rootless.account}, nil, "engine", shim.Failed, []string{"engine-denied", "usermod -aG docker"}},
+		{"L11 not in the group", setup{name: "docker-denied", engine: "docker", account: rootless.account}, nil, "engine", shim.Failed, []string{"engine-denied", "usermod -aG docker"}},
 		{"podman elsewhere", rootless, []string{"CONTAINER_HOST=unix:///run/podman.sock"}, "engine", shim.Failed, []string{"engine-remote"}},
 		{"L10 another user's runtime folder", rootless, []string{"XDG_RUNTIME_DIR=/root"}, "runtime folder", shim.Failed, []string{"uid 0", "unset XDG_RUNTIME_DIR"}},
 		{"no client", rootless, []string{"PATH=" + docker.folder(t)}, "engine", shim.Failed, []string{"engine-missing"}},
@@ -311,7 +311,7 @@ func TestDoctorBrokenMachine(t *testing.T) {
 		{"/etc/subuid", "subordinate ids", shim.Failed, []string{"/etc/subuid", "usermod --add-subuids"}},
 	} {
 		t.Run(tc.hidden, func(t *testing.T) {
-			broken := setup{"root", "podman", "root"}
+			broken := setup{name: "root", engine: "podman", account: "root"}
 			state := s.private(t)
 			cmd, cancel := broken.command(t, call{State: state}, "/usr/bin/unshare", "--mount", "sh", "-c",
 				"mount --bind "+empty+" "+tc.hidden+" && exec setpriv --reuid "+u.Uid+" --regid "+u.Gid+" --init-groups "+agentshim+" doctor --json --engine podman")

@@ -16,7 +16,7 @@ import (
 
 // P15: timeout ends a run with 124, whatever the harness makes of it.
 func TestTimeout(t *testing.T) {
-	each(t, func(t *testing.T, s setup) {
+	bothWays(t, func(t *testing.T, s setup) {
 		for _, tc := range []struct {
 			name    string
 			timeout string

@@ -65,13 +65,15 @@ type setup struct {
 	engine string
 	// account is the user that runs agentshim, "root" or one that setup.sh made.
 	account string
+	// steps makes each exec of a file a step of a session of that file; nil for runs.
+	steps *sessions
 }
 
 var setups = []setup{
-	{"docker-root", "docker", "root"},
-	{"docker-group", "docker", "agentshim-docker"},
-	{"podman-root", "podman", "root"},
-	{"podman-rootless", "podman", "agentshim-rootless"},
+	{name: "docker-root", engine: "docker", account: "root"},
+	{name: "docker-group", engine: "docker", account: "agentshim-docker"},
+	{name: "podman-root", engine: "podman", account: "root"},
+	{name: "podman-rootless", engine: "podman", account: "agentshim-rootless"},
 }
 
 // each runs f as a subtest for every set-up. Stores that don't know each other are
@@ -279,6 +281,9 @@ func (s setup) command(t *testing.T, c call, path string, args ...string) (*exec
 	}
 	if c.State == "" {
 		c.State = s.private(t)
+	}
+	if s.steps != nil && path == agentshim {
+		args = s.steps.step(t, s, args)
 	}
 	var as *syscall.Credential
 	if !s.root() {

@@ -42,9 +42,16 @@ func (s setup) begin(t *testing.T, fields spec, script string) *begun {
 // launch starts a script as a harness.
 func (s setup) launch(t *testing.T, c call, fields spec, script string) *begun {
 	t.Helper()
+	return s.started(t, c, []string{"--spec", s.write(t, fields)}, script)
+}
+
+// started starts a script as the harness of a file, or of a session.
+func (s setup) started(t *testing.T, c call, of []string, script string) *begun {
+	t.Helper()
 	c.State, c.Timeout = s.private(t), time.Minute
 	b := &begun{setup: s, state: c.State, file: filepath.Join(c.State, "result.json"), waited: make(chan struct{})}
-	cmd, cancel := s.command(t, c, agentshim, "exec", "--quiet", "--spec", s.write(t, fields), "--result", b.file, "--", script)
+	args := append([]string{"exec", "--quiet", "--result", b.file}, of...)
+	cmd, cancel := s.command(t, c, agentshim, append(args, "--", script)...)
 	cmd.Stderr = &b.stderr
 	out, w, err := os.Pipe()
 	if err != nil {
@@ -138,7 +145,7 @@ const deaf = "trap '' INT TERM HUP; sleep 300 & echo ready; while :; do sleep 0.
 // P01, P03, P07, P08: a signal to agentshim is one to the harness, whose exit code
 // is agentshim's.
 func TestSignals(t *testing.T) {
-	each(t, func(t *testing.T, s setup) {
+	bothWays(t, func(t *testing.T, s setup) {
 		for _, tc := range []struct {
 			name   string
 			all    bool // on all four set-ups

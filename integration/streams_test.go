@@ -67,7 +67,7 @@ func (s setup) program(t *testing.T, fields spec, c call, argv ...string) result
 // P17: every size of standard input comes through, and its end.
 func TestStdin(t *testing.T) {
 	large, _ := streamed()
-	each(t, func(t *testing.T, s setup) {
+	bothWays(t, func(t *testing.T, s setup) {
 		for _, size := range []int{0, 64<<10 + 1, large} {
 			in := random(t, size)
 			r := s.program(t, nil, call{Stdin: bytes.NewReader(in)}, "cat").ok(t)
@@ -88,7 +88,7 @@ func TestStdin(t *testing.T) {
 // P19, P20's sizes, P21, P25: two clean streams, byte for byte, nothing of
 // agentshim's or the engine's in them.
 func TestOutputs(t *testing.T) {
-	each(t, func(t *testing.T, s setup) {
+	bothWays(t, func(t *testing.T, s setup) {
 		dir := s.folder(t)
 		one, two := random(t, 8191*128+1), random(t, 8193*129)
 		place(t, filepath.Join(dir, "one"), one, 0o644)
@@ -159,7 +159,7 @@ func (c *counter) sum() string { return hex.EncodeToString(c.hash.Sum(nil)) }
 // P19: a large output on both streams at once, and a reader that is slow at first.
 func TestLargeOutput(t *testing.T) {
 	_, total := streamed()
-	each(t, func(t *testing.T, s setup) {
+	bothWays(t, func(t *testing.T, s setup) {
 		half := total / 2
 		if !s.full() {
 			half = 4
@@ -201,7 +201,7 @@ func (e *endless) Read(p []byte) (int, error) {
 // P18: an endless writer on standard input neither holds up the end nor changes
 // the exit code of a harness that never reads.
 func TestUnreadStdin(t *testing.T) {
-	each(t, func(t *testing.T, s setup) {
+	bothWays(t, func(t *testing.T, s setup) {
 		in := &endless{}
 		r := s.program(t, nil, call{Stdin: in, Timeout: time.Minute}, "sh", "-c", "sleep 1; echo done; exit 7")
 		if r.Code != 7 || r.Stdout != "done\n" || r.Stderr != "" {
@@ -221,7 +221,7 @@ func TestUnreadStdin(t *testing.T) {
 
 // A harness that closes its outputs early runs on.
 func TestOutputClosedByHarness(t *testing.T) {
-	each(t, func(t *testing.T, s setup) {
+	bothWays(t, func(t *testing.T, s setup) {
 		r := s.program(t, nil, call{}, "sh", "-c", "echo out; exec >&-; sleep 0.3; echo err >&2; exec 2>&-; sleep 0.3; exit 5")
 		if r.Code != 5 || r.Stdout != "out\n" || r.Stderr != "err\n" {
 			t.Errorf("%+v", r)
@@ -338,7 +338,7 @@ func TestPromptModes(t *testing.T) {
 			"binary": "sh", "prefixArgs": []string{"-c", `test "$1" = -f && printf '[' && cat "$2" && printf ']'`, "sh"}, "promptMode": "file", "promptFlag": "-f",
 		}},
 	}
-	each(t, func(t *testing.T, s setup) {
+	bothWays(t, func(t *testing.T, s setup) {
 		for i, mode := range modes {
 			if strings.Contains(mode.name, "flag") && !s.full() {
 				continue
@@ -347,7 +347,7 @@ func TestPromptModes(t *testing.T) {
 				file := s.write(t, spec{"harness": mode.harness})
 				for j, prompt := range prompts {
 					// One prompt in every mode and set-up, each other in one mode of one set-up.
-					if j > 0 && (j%len(modes) != i || s != setups[0]) {
+					if j > 0 && (j%len(modes) != i || s.name != setups[0].name) {
 						continue
 					}
 					r := s.call(t, call{Stdin: strings.NewReader(prompt)}, "exec", "--spec", file).ok(t)
@@ -363,7 +363,7 @@ func TestPromptModes(t *testing.T) {
 // Where a prompt comes from.
 func TestPromptSources(t *testing.T) {
 	echo := map[string]any{"binary": "sh", "prefixArgs": []string{"-c", `printf '[%s]' "$@"; cat`, "sh"}}
-	each(t, func(t *testing.T, s setup) {
+	bothWays(t, func(t *testing.T, s setup) {
 		for _, tc := range []struct {
 			name   string
 			fields spec

@@ -192,7 +192,7 @@ func (s setup) execArgs(t *testing.T, fields spec, more ...string) (args []strin
 // first command, keys are the shell's, jobs can be controlled, no key detaches, and
 // the caller's terminal is as before at the end.
 func TestShell(t *testing.T) {
-	each(t, func(t *testing.T, s setup) {
+	bothWays(t, func(t *testing.T, s setup) {
 		args, file := s.execArgs(t, nil, "--command", "--", "sh", "-l")
 		env := []string{"TERM=xterm-direct", "COLORTERM=truecolor", "LANG=C.UTF-8", "TZ=Mars/Olympus", "LC_ALL=C"}
 		x := s.onTerminal(t, call{Env: env}, agentshim, args...)

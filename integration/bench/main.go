@@ -1,5 +1,6 @@
 // Command bench measures agentshim. Part exec does so against the bare engine, on the
-// same image with the same flags, on every set-up of this machine; part mounts does it with
+// same image with the same flags, on every set-up of this machine; part session compares a
+// step of a session with the engine's exec; part mounts does the first with
 // 1, 20 and 200 mounts; part relay measures the way out of a sandbox against a direct
 // connection and against proxies; part copy measures the private copy of a workspace
 // against cp -r; part git measures the private repository against git clone; part seccomp measures a
@@ -32,7 +33,7 @@ var (
 	pairs = flag.Int("pairs", 15, "interleaved pairs per set-up")
 	only  = flag.String("only", "", "set-ups whose name contains this")
 
-	part   = flag.String("part", "all", "exec, mounts, relay, copy, git, seccomp, network or all")
+	part   = flag.String("part", "all", "exec, session, mounts, relay, copy, git, seccomp, network or all")
 	rounds = flag.Int("rounds", 5, "interleaved rounds of the relay's, the copy's and git's measurements")
 )
 
@@ -65,6 +66,8 @@ func run(args []string) error {
 	switch *part {
 	case "exec":
 		return execPart()
+	case "session":
+		return sessionPart()
 	case "mounts":
 		return mountsPart()
 	case "relay":
@@ -78,7 +81,7 @@ func run(args []string) error {
 	case "network":
 		return networkPart()
 	case "all":
-		return errors.Join(execPart(), mountsPart(), relayPart(), copyPart(), gitPart(), seccompPart(), networkPart())
+		return errors.Join(execPart(), sessionPart(), mountsPart(), relayPart(), copyPart(), gitPart(), seccompPart(), networkPart())
 	}
 	return fmt.Errorf("no part %q", *part)
 }
