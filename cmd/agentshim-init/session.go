@@ -235,8 +235,8 @@ func (in *initProcess) follow(s *step, p *streams, o order) {
 	s.pid.Store(0)
 	s.drain(p, w)
 	in.forget(s, p)
-	if exit.OOMKills = -1; kills >= 0 {
-		exit.OOMKills = oomKills(in.oomKills) - kills
+	if exit.OOMKills = oomKills(in.oomKills); exit.OOMKills >= 0 {
+		exit.OOMKills -= max(kills, 0) // those while it ran
 	}
 	in.tell(s, wire.KindExit, exit)
 }
