@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -379,6 +380,30 @@ func TestSessionReady(t *testing.T) {
 		if !s.full() {
 			return
 		}
+		t.Run("published", func(t *testing.T) {
+			fields := spec{"egress": map[string]any{"publish": []string{"127.0.0.1:0:8080"}}}
+			for k, v := range port {
+				fields[k] = v
+			}
+			r := s.call(t, call{}, "up", "--spec", s.write(t, fields), "--", "sh", "-c", slow).ok(t)
+			id := strings.TrimSpace(r.Stdout)
+			t.Cleanup(func() { s.call(t, call{}, "down", id) })
+			_, at, _ := strings.Cut(r.Stderr, "publish: ")
+			at, _, _ = strings.Cut(at, " ")
+			get, err := http.Get("http://" + at + "/page")
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer get.Body.Close()
+			if b, err := io.ReadAll(get.Body); string(b) != "served\n" || err != nil {
+				t.Errorf("%q %v", b, err)
+			}
+			s.call(t, call{}, "down", id).ok(t)
+			if conn, err := net.Dial("tcp", at); err == nil {
+				conn.Close()
+				t.Error("the port is open after the session's end")
+			}
+		})
 		t.Run("control: without waiting", func(t *testing.T) {
 			id := s.up(t, call{}, s.write(t, nil), "--", "sh", "-c", slow)
 			if r := s.step(t, call{}, id, fetch); r.Code == 0 {
