@@ -31,7 +31,13 @@ func (e *LogError) Error() string { return fmt.Sprintf("line %d: %s", e.Line, e.
 // Without a head from elsewhere, a log that somebody wrote anew from some line on
 // is whole.
 func VerifyLog(r io.Reader, run string, heads ...string) (Head, error) {
-	c := logCheck{run: run}
+	return ReadLog(r, func(LogLine) {}, run, heads...)
+}
+
+// ReadLog is VerifyLog that also gives each line, as soon as it is known to belong behind the
+// one before. Only without an error are the lines those that were written.
+func ReadLog(r io.Reader, each func(LogLine), run string, heads ...string) (Head, error) {
+	c := logCheck{run: run, each: each}
 	in := bufio.NewReaderSize(r, maxLogLine)
 	for {
 		b, err := in.ReadSlice('\n')
@@ -51,6 +57,7 @@ func VerifyLog(r io.Reader, run string, heads ...string) (Head, error) {
 // logCheck is the state between two lines.
 type logCheck struct {
 	run     string
+	each    func(LogLine)
 	head    Head
 	written Totals
 	stopped bool
@@ -82,6 +89,7 @@ func (c *logCheck) line(b []byte) error {
 		return err
 	}
 	c.head.Lines, c.head.SHA256 = line.Seq, lineDigest(b)
+	c.each(line)
 	return nil
 }
 

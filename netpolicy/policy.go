@@ -39,6 +39,9 @@ var (
 // namespace with no interface but loopback.
 type Policy struct {
 	Mode string `json:"mode"`
+	// Learning has open judge content as an allow-list does, so that a list that is made of
+	// what was permitted permits the same.
+	Learning bool `json:"learning,omitempty"`
 	// Interfaces are the only ones there may be.
 	Interfaces []string `json:"interfaces"`
 	// Allow and Deny are sorted and without doubles. Deny wins.

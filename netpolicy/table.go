@@ -32,7 +32,7 @@ type rules struct {
 // Table makes the policy's table.
 func (p Policy) Table() *Table {
 	t := &Table{open: p.Mode == Open, network: p.Network, allow: indexRules(p.Allow), deny: indexRules(p.Deny), services: map[string][]int{}}
-	t.unchecked = t.open && len(t.deny.exact)+len(t.deny.below) == 0
+	t.unchecked = t.open && !p.Learning && len(t.deny.exact)+len(t.deny.below) == 0
 	for _, s := range p.HostServices {
 		t.services[s.Name] = append(t.services[s.Name], s.Port)
 	}

@@ -18,6 +18,8 @@ type egress struct {
 	gateway *netpolicy.Gateway
 	log     *netpolicy.Log
 	summary netpolicy.Summary
+	// learn reads the log at the end, and may be nil.
+	learn func(netpolicy.Head) (*EgressLearned, error)
 	// lost ends the run: a decision that can't be logged must be the last one.
 	lost func()
 	// watched is closed with the end of watching the sandbox's network; changed is what
@@ -47,6 +49,11 @@ func (c *container) openEgress(ctx context.Context, hello wire.Hello, rec *Recor
 	if e.log, err = netpolicy.CreateLog(c.p.folders.egressLog(rec.ID), rec.ID, time.Now); err != nil {
 		listeners.Close()
 		return &Error{Reason: ReasonState, Err: err}
+	}
+	if plan.Egress.Learning {
+		e.learn = func(head netpolicy.Head) (*EgressLearned, error) {
+			return learnEgress(c.p.folders.egressLog(rec.ID), rec.ID, head, plan.Egress, c.p.job.LearnWildcards)
+		}
 	}
 	e.gateway = netpolicy.NewGateway(plan.Egress.Table(), listeners, c.siblingNames(ctx), e.event)
 	go e.watch(listeners.Watch)
@@ -98,6 +105,11 @@ func (e *egress) close(rec *Record) error {
 		return &Error{
 			Reason: ReasonEgressLost, Msg: "the egress log can't be written, so the run was ended", Err: err,
 			Hint: "free space where agentshim keeps its state",
+		}
+	}
+	if e.learn != nil {
+		if rec.Egress.Learned, err = e.learn(head); err != nil {
+			return &Error{Reason: ReasonState, Msg: "the egress log", Err: err}
 		}
 	}
 	if ended != nil {

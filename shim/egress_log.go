@@ -1,6 +1,7 @@
 package shim
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -24,6 +25,76 @@ type EgressRecord struct {
 	// Refusals say in words what was refused, most frequent first, and which allow
 	// entry would permit it. All is printable ASCII.
 	Refusals []string `json:"refusals,omitempty"`
+	// Learned is what a run that was to learn found out.
+	Learned *EgressLearned `json:"learned,omitempty"`
+}
+
+// EgressLearned is an allow list that was made of a run's log.
+type EgressLearned struct {
+	// Allow are entries for egress.allow.
+	Allow []json.RawMessage `json:"allow"`
+	// Missed counts what no entry stands for: log lines that can't be one, and the note that
+	// the log is full, behind which decisions are only counted.
+	Missed int `json:"missed,omitempty"`
+}
+
+// learnEgress makes the list of what an ended run's log permitted. The log must be whole.
+func learnEgress(path, run string, head netpolicy.Head, p netpolicy.Policy, wildcards bool) (*EgressLearned, error) {
+	l := netpolicy.NewLearner(p)
+	return readLearned(path, l, l.Used, wildcards, run, head.SHA256)
+}
+
+// SuggestEgress makes the list that would have permitted what an ended run was refused.
+// Nothing is proposed for what a deny entry refused. A log that is not as it was written,
+// or of a run that still goes on, is an error.
+func (s Store) SuggestEgress(id string, wildcards bool) (*EgressLearned, error) {
+	path, run, err := s.EgressLog(id)
+	if err != nil {
+		return nil, err
+	}
+	if run.State == RunRunning {
+		return nil, &Error{Reason: ReasonState, Msg: "run " + run.ID + " still goes on", Hint: "wait for its end, or watch it: agentshim egress tail " + run.ID}
+	}
+	head := ""
+	if run.Egress != nil && run.Egress.Log != nil {
+		head = run.Egress.Log.SHA256
+	}
+	l := netpolicy.NewLearner(netpolicy.Policy{})
+	learned, err := readLearned(path, l, l.Wanted, wildcards, run.ID, head)
+	if err != nil {
+		return nil, &Error{Reason: ReasonState, Msg: fmt.Sprintf("%q", path), Err: err, Hint: "agentshim egress verify says more"}
+	}
+	return learned, nil
+}
+
+func readLearned(path string, l *netpolicy.Learner, each func(netpolicy.LogLine), wildcards bool, run, head string) (*EgressLearned, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	if _, err := netpolicy.ReadLog(f, each, run, head); err != nil {
+		return nil, err
+	}
+	return &EgressLearned{Allow: l.Entries(wildcards), Missed: l.Missed}, nil
+}
+
+// Snippet is the list as a harness file's egress section, indented, one entry a line.
+func (l EgressLearned) Snippet() []byte {
+	var b bytes.Buffer
+	b.WriteString("{\n  \"egress\": {\n    \"mode\": \"allow-list\",\n    \"allow\": [")
+	for i, entry := range l.Allow {
+		if i > 0 {
+			b.WriteByte(',')
+		}
+		b.WriteString("\n      ")
+		b.Write(entry)
+	}
+	if len(l.Allow) > 0 {
+		b.WriteString("\n    ")
+	}
+	b.WriteString("]\n  }\n}\n")
+	return b.Bytes()
 }
 
 // ErrNoEgressLog is returned for a run that has no egress log, or none yet.

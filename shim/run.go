@@ -53,6 +53,10 @@ type Job struct {
 	// end the run: before the harness runs at once, then by passing the signal on. While
 	// its commits are taken, INT and TERM leave them for Store.TakeGit.
 	Signals <-chan os.Signal
+	// LearnEgress runs in egress mode open, whatever the file says, and has the record say
+	// which allow list would have permitted what was used; LearnWildcards lets that list hold
+	// wildcards. The content of connections is checked as with an allow list.
+	LearnEgress, LearnWildcards bool
 	// Progress gets an image pull's output; nil for none.
 	Progress io.Writer
 	// Proven is called once when the posture is proven, before the harness starts; may be nil.
@@ -172,6 +176,7 @@ func (p *prepared) decide(ctx context.Context, withValues bool) error {
 	ph.done("inputs")
 	p.plan, err = spec.Compile(p.job.Harness, p.host, spec.Options{
 		Command: p.job.Command, Interactive: p.job.interactive(), Labels: p.job.stepLabels(), EnvFiles: names, Terminal: p.job.terminalEnv(),
+		LearnEgress: p.job.LearnEgress,
 	})
 	for _, s := range p.plan.Seeds {
 		p.files = append(p.files, homeFile{target: wire.HomeDir + "/" + s.Target, content: []byte(s.Content)})

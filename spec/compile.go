@@ -29,6 +29,9 @@ type Options struct {
 	Terminal map[string]string
 	// PromptPath holds the prompt with promptMode file; empty is PromptPath.
 	PromptPath string
+	// LearnEgress has the run in egress mode open, whatever the file says, with the checks
+	// of an allow-list.
+	LearnEgress bool
 }
 
 const mib = 1 << 20

@@ -324,6 +324,23 @@ func TestMaskedForOthers(t *testing.T) {
 	}
 }
 
+// TestLearnEgress: learning is open whatever the file says, with the checks of an allow-list;
+// a network's use can't be learned.
+func TestLearnEgress(t *testing.T) {
+	const head = `{"version":1,"image":"agent:dev","user":"5:5","harness":{"binary":"agent"}`
+	for _, egress := range []string{"", `,"egress":{"mode":"deny-all"}`, `,"egress":{"mode":"allow-list","allow":["a.example"]}`} {
+		p, err := Compile(parse(t, head+egress+`}`), dockerRoot(), Options{LearnEgress: true})
+		if err != nil || p.Egress.Mode != netpolicy.Open || !p.Egress.Learning {
+			t.Errorf("%s: %v %+v", egress, err, p.Egress)
+		}
+	}
+	var r *Refusal
+	_, err := Compile(parse(t, head+`,"egress":{"mode":"network"}}`), dockerRoot(), Options{LearnEgress: true})
+	if !errors.As(err, &r) || r.Reason != "policy" || !strings.Contains(r.Message, "can't be learned") {
+		t.Error(err)
+	}
+}
+
 // TestRefusalsAreJoined: all of them are reported at once.
 func TestRefusalsAreJoined(t *testing.T) {
 	_, err := Compile(parse(t, `{"version":1,"image":"a","harness":{"binary":"a"},"user":"0:0","mounts":[{"source":"/srv/out","target":"/o","noexec":true}]}`), dockerRoot(), Options{})

@@ -9,7 +9,15 @@ import (
 
 // egress decides what the agent may reach.
 func (c *compiler) egress() error {
-	policy, err := netpolicy.Compile(c.h.Egress, c.host.Presets, c.host.Network)
+	file := c.h.Egress
+	if c.o.LearnEgress {
+		if file.Mode == netpolicy.AttachNetwork {
+			return refuse("policy", "learn with another egress.mode in the file", "what is used of a network can't be learned: learning runs in mode open, which has none")
+		}
+		file.Mode = netpolicy.Open
+	}
+	policy, err := netpolicy.Compile(file, c.host.Presets, c.host.Network)
+	policy.Learning = c.o.LearnEgress
 	c.plan.Egress = policy
 	if err == nil {
 		if policy.HasGateway() {

@@ -24,7 +24,7 @@ func newEgress() *cobra.Command {
 			"whose egress.mode is not deny-all have one.",
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	cmd.AddCommand(newTail(), newVerify())
+	cmd.AddCommand(newTail(), newVerify(), newSuggest())
 	return cmd
 }
 
@@ -56,6 +56,33 @@ func newVerify() *cobra.Command {
 		},
 	}
 	cmd.Flags().StringVar(&head, "head", "", "the digest that the last line must have")
+	return cmd
+}
+
+func newSuggest() *cobra.Command {
+	var wildcards bool
+	cmd := &cobra.Command{
+		Use: "suggest RUN", Short: "Print the allow list that would permit what a run was refused", Args: cobra.ExactArgs(1),
+		Long: "Print the entries that would have permitted what an ended run was refused, as the egress\n" +
+			"section of a harness file. Read them before you take any: the harness chose what to\n" +
+			"ask for. What a deny entry refused is left out, and so are addresses that a\n" +
+			"name led to and that only an entry of their own opens. The log is verified first.",
+		Example: "  agentshim egress suggest 4f1c9a0be2d37786",
+		RunE: func(cmd *cobra.Command, args []string) error {
+			store, err := shim.OpenStore(nil)
+			if err != nil {
+				return err
+			}
+			list, err := store.SuggestEgress(args[0], wildcards)
+			if err != nil {
+				return err
+			}
+			printMissed(cmd.ErrOrStderr(), list)
+			_, err = cmd.OutOrStdout().Write(list.Snippet())
+			return err
+		},
+	}
+	cmd.Flags().BoolVar(&wildcards, "wildcards", false, "one wildcard for several names below the same name")
 	return cmd
 }
 

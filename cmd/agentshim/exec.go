@@ -27,6 +27,9 @@ type execFlags struct {
 	quiet   bool
 	command bool
 	session string
+	// learn is a file for what a run in mode open used; wildcards may be in it.
+	learn     string
+	wildcards bool
 	// temporary replaces 125 where a retry can help; 0 is off.
 	temporary int
 }
@@ -73,6 +76,8 @@ func newExec() *cobra.Command {
 	cmd.Flags().StringVar(&f.overrides.OutputFile, "output-file", "", "append this file of the container's to the one that DAGU_OUTPUT_FILE names")
 	cmd.Flags().BoolVar(&f.quiet, "quiet", false, "say nothing but errors and what was planted in the workspace")
 	cmd.Flags().BoolVar(&f.command, "command", false, "the words behind -- are an argv that runs instead of the harness")
+	cmd.Flags().StringVar(&f.learn, "learn-egress", "", "run in egress mode open, and write the allow list of what was used to this file, for review")
+	cmd.Flags().BoolVar(&f.wildcards, "learn-wildcards", false, "with --learn-egress: one wildcard for several names below the same name")
 	cmd.Flags().IntVar(&f.temporary, "temporary-code", 0, "exit code instead of 125 where a retry can help (1 to 255)")
 	return cmd
 }
@@ -81,10 +86,14 @@ func (f *execFlags) run(cmd *cobra.Command, given arguments) error {
 	if f.temporary < 0 || f.temporary > 255 {
 		return f.fail(invalid("--temporary-code %d", "use 1 to 255", f.temporary))
 	}
+	if f.wildcards && f.learn == "" {
+		return f.fail(invalid("--learn-wildcards without --learn-egress", "name the file with --learn-egress FILE"))
+	}
 	job, err := f.execJob(given)
 	if err != nil {
 		return f.fail(err)
 	}
+	job.LearnEgress, job.LearnWildcards = f.learn != "", f.wildcards
 	if f.command && len(job.Command) == 0 {
 		return f.fail(invalid("--command without a program", "write the program and its arguments behind --"))
 	}
@@ -114,6 +123,7 @@ func (f *execFlags) run(cmd *cobra.Command, given arguments) error {
 	if f.result != "" {
 		err = errors.Join(err, rec.WriteFile(f.result))
 	}
+	err = errors.Join(err, f.writeLearned(os.Stderr, rec))
 	switch {
 	case err != nil && f.temporary != 0 && shim.ExitCode(err) == shim.ExitRefused && shim.ReasonOf(err).Retryable():
 		return codedError{err, f.temporary}
@@ -134,6 +144,9 @@ func (f *execFlags) execJob(given arguments) (shim.Job, error) {
 	if f.file != "" || o.Engine != "" || o.Image != "" || o.Workspace != "" {
 		return shim.Job{}, invalid("--session with a flag that makes a container", "a session's harness file, and what replaces it, is given to agentshim up")
 	}
+	if f.learn != "" {
+		return shim.Job{}, invalid("--learn-egress with --session", "a session's egress is its file's: `agentshim egress suggest` reads the session's log")
+	}
 	if o.OutputFile != "" {
 		return shim.Job{}, invalid("--output-file with --session", "a step writes to standard output, or into the workspace")
 	}
@@ -149,6 +162,29 @@ func (f *execFlags) execJob(given arguments) (shim.Job, error) {
 	}
 	job.Overrides = o
 	return job, err
+}
+
+// writeLearned writes the allow list of a run that came as far as having a log.
+func (f *execFlags) writeLearned(w io.Writer, rec shim.Record) error {
+	if f.learn == "" || rec.Egress == nil || rec.Egress.Learned == nil {
+		return nil
+	}
+	l := rec.Egress.Learned
+	if err := l.WriteFile(f.learn); err != nil {
+		return err
+	}
+	if !f.quiet {
+		fmt.Fprintf(w, "agentshim: egress: %d allow entries for what was used are in %q: review them\n", len(l.Allow), f.learn)
+	}
+	printMissed(w, l)
+	return nil
+}
+
+// printMissed says that a list is not all of it.
+func printMissed(w io.Writer, l *shim.EgressLearned) {
+	if l.Missed > 0 {
+		fmt.Fprintf(w, "agentshim: egress: the list is not all: %d lines of the log stand for no entry (agentshim egress tail shows them)\n", l.Missed)
+	}
 }
 
 // callersTerminal is standard input where it and standard output are terminals.
