@@ -14,7 +14,6 @@ var missingFeatures = []missing{
 	given("$.fallback", "", func(h *Harness) bool { return len(h.Fallback) > 0 }),
 	given("$.fallbackOn", "", func(h *Harness) bool { return len(h.FallbackOn) > 0 }),
 	given("$.egress.brokers", "", func(h *Harness) bool { return len(h.Egress.Brokers) > 0 }),
-	given("$.egress.proxy", "", func(h *Harness) bool { return h.Egress.Proxy != "" }),
 }
 
 func given(path, remedy string, used func(*Harness) bool) missing {

@@ -418,7 +418,6 @@ func TestNotBuilt(t *testing.T) {
 		{"$.fallback", with(`"fallback":[{"harness":{"binary":"x"}}]`)},
 		{"$.fallbackOn", with(`"fallbackOn":[75]`)},
 		{"$.egress.brokers", with(`"egress":{"brokers":[{"name":"a","upstream":"https://a","header":"b","valueFrom":{}}]}`)},
-		{"$.egress.proxy", with(`"egress":{"proxy":"env"}`)},
 	} {
 		t.Run(tt.path, func(t *testing.T) {
 			_, err := parse(tt.text)

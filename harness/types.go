@@ -233,7 +233,8 @@ type Egress struct {
 	Network string `json:"network,omitempty" jsonschema:"minLength=1"`
 	// Renderer is auto, nftables or iptables. Default auto.
 	Renderer string `json:"renderer,omitempty" jsonschema:"enum=auto,enum=nftables,enum=iptables,default=auto"`
-	// Proxy is a URL, or env for the caller's variables.
+	// Proxy is http://[USER:PASSWORD@]HOST[:PORT] of a proxy that connections to the outside go through, or
+	// env for the caller's variables.
 	Proxy string `json:"proxy,omitempty" jsonschema:"minLength=1"`
 }
 

@@ -48,6 +48,7 @@ func (c *checker) all() {
 	c.accepted()
 	c.presets()
 	c.published()
+	c.proxy()
 	c.missingFeatures()
 }
 

@@ -30,12 +30,15 @@ func TestLearnEgress(t *testing.T) {
 	w := outside(t)
 	w.settle()
 	used := attempts{
-		{"tls", "api.allowed.example:443", "api.allowed.example", "x"}, {"tcp", "db.allowed.example:5432", "x"},
+		{"tls", "api.allowed.example:443", "api.allowed.example", "x"},
+		{"tcp", "db.allowed.example:5432", "x"},
 		{"http", "api.allowed.example:80", get("api.allowed.example")},
-		{"tls", "one.wild.example:443", "one.wild.example", "x"}, {"tls", "dot.wild.example:443", "dot.wild.example", "x"},
+		{"tls", "one.wild.example:443", "one.wild.example", "x"},
+		{"tls", "dot.wild.example:443", "dot.wild.example", "x"},
 	}
 	other := attempts{
-		{"tls", "ssh.allowed.example:443", "ssh.allowed.example", "x"}, {"tcp", at(publicAddr, echoPort), "x"},
+		{"tls", "ssh.allowed.example:443", "ssh.allowed.example", "x"},
+		{"tcp", at(publicAddr, echoPort), "x"},
 		{"tcp", "api.allowed.example:5432", "x"},
 	}
 	hidden := []string{"tls", "ech.allowed.example:443", "hidden.example", "x", "ech.allowed.example"}

@@ -103,6 +103,9 @@ func (g *Gateway) dial(ctx context.Context, t destination) (*net.TCPConn, netip.
 	if t.verdict.HostPort != 0 {
 		return g.dialHost(ctx, t)
 	}
+	if g.upstream.carries(t) {
+		return g.dialProxy(ctx, t)
+	}
 	host := t.name + "." // absolute: no search domain is tried
 	if t.name == "" {
 		host = t.addr.String()

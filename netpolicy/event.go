@@ -78,6 +78,8 @@ const (
 	// RefusedResolve: the name could not be resolved, RefusedDial: nothing answered.
 	RefusedResolve Refusal = "resolve"
 	RefusedDial    Refusal = "dial"
+	// RefusedProxy: the upstream proxy refused it, or could not be used.
+	RefusedProxy Refusal = "proxy"
 	// RefusedHello: on port 443, what came is not TLS; RefusedServerName: its server
 	// name is another; RefusedECH: it hides its server name.
 	RefusedHello      Refusal = "not-tls"

@@ -94,6 +94,8 @@ type Gateway struct {
 	listeners Listeners
 	limits    limits
 	resolver  *net.Resolver
+	// upstream is the proxy that is dialled instead of targets, nil for none.
+	upstream *Upstream
 	// original is where the sandbox meant to connect to. routing says whether the
 	// host's own routing calls an address local, an error where it has no route.
 	original func(*net.TCPConn) (netip.AddrPort, error)
@@ -161,6 +163,9 @@ func (g *Gateway) start() {
 	g.spawn(g.answerTCP)
 	g.spawn(func() { _ = g.web.server.Serve(g.web) })
 }
+
+// Via has connections to the outside go through a proxy, from the next Open on.
+func (g *Gateway) Via(u *Upstream) { g.upstream = u }
 
 // Open lets the policy decide. Before it, every connection is reset and every
 // question dropped; nothing is looked up or dialled.

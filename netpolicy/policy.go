@@ -51,6 +51,8 @@ type Policy struct {
 	HostServices []HostService `json:"hostServices,omitempty"`
 	// Network is what AttachNetwork attaches, nil in other modes.
 	Network *Network `json:"network,omitempty"`
+	// Proxy is what connections to the outside go through, nil where they are dialled.
+	Proxy *Proxy `json:"proxy,omitempty"`
 }
 
 // HostService is one port of the host's loopback, reachable under Name at the same port.

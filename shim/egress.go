@@ -56,6 +56,7 @@ func (c *container) openEgress(ctx context.Context, hello wire.Hello, rec *Recor
 		}
 	}
 	e.gateway = netpolicy.NewGateway(plan.Egress.Table(), listeners, c.siblingNames(ctx), e.event)
+	e.gateway.Via(c.p.upstream())
 	go e.watch(listeners.Watch)
 	c.egress = e
 	return nil

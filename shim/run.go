@@ -9,6 +9,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"io"
+	"net/url"
 	"os"
 	"path/filepath"
 	"slices"
@@ -105,6 +106,8 @@ type prepared struct {
 	plan    spec.Plan
 	values  spec.Values
 	files   []homeFile
+	// proxyUser has the upstream proxy's credentials.
+	proxyUser *url.Userinfo
 	// git is the workspace's repository, read as data.
 	git gitHost
 	// stdin is what the harness reads.
@@ -170,7 +173,7 @@ func (p *prepared) decide(ctx context.Context, withValues bool) error {
 	if err != nil {
 		return err
 	}
-	if err := errors.Join(p.probePresets(), p.readSeccomp()); err != nil {
+	if err := errors.Join(p.probePresets(), p.probeProxy(), p.readSeccomp()); err != nil {
 		return err
 	}
 	ph.done("inputs")

@@ -15,6 +15,7 @@ import (
 
 	"github.com/agentshim/agentshim/harness"
 	"github.com/agentshim/agentshim/mounts"
+	"github.com/agentshim/agentshim/netpolicy"
 )
 
 var update = flag.Bool("update", false, "rewrite the goldens in testdata")
@@ -146,6 +147,9 @@ func compileGolden(t *testing.T, h harness.Harness, host Host) Plan {
 	}
 	host.Mounts.Git = gitFacts[h.Name]
 	host.Network = networkFacts(h, host)
+	if h.Egress.Proxy != "" {
+		host.Proxy = &netpolicy.Proxy{Address: "proxy.example:3128", NoProxy: "direct.example"}
+	}
 	plan, err := Compile(h, host, Options{EnvFiles: envFileNames(h)})
 	if err != nil {
 		t.Fatal(err)
@@ -280,6 +284,7 @@ func TestRefusals(t *testing.T) {
 		"image for another uid":      {`"workspace":{"source":"."}}`, with(dockerRoot, func(h *Host) { h.Image.User = "1234:5" }), "image-user", "1234"},
 		"egress rule":                {`"user":"5:5","egress":{"mode":"allow-list","allow":["a.example","*"]}}`, dockerRoot, "policy", "$.egress.allow[1]: "},
 		"egress without effect":      {`"user":"5:5","egress":{"allow":["a.example"]}}`, dockerRoot, "policy", "$.egress.mode: "},
+		"proxy not accepted":         {`"user":"5:5","egress":{"mode":"open","proxy":"env"}}`, with(dockerRoot, func(h *Host) { h.Proxy = &netpolicy.Proxy{Address: "p:1"} }), "widening", "proxy-resolves"},
 		"dangerous call":             {`"user":"5:5","seccomp":{"allow":["ptrace"]}}`, dockerRoot, "widening", "syscall:ptrace"},
 		"another call accepted":      {`"user":"5:5","seccomp":{"allow":["ptrace"]},"accept":["syscall:bpf"]}`, dockerRoot, "widening", "syscall:ptrace"},
 		"nested not accepted":        {`"user":"5:5","seccomp":{"profile":"nested"}}`, dockerRoot, "widening", "nested-seccomp"},

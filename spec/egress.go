@@ -18,6 +18,9 @@ func (c *compiler) egress() error {
 	}
 	policy, err := netpolicy.Compile(file, c.host.Presets, c.host.Network)
 	policy.Learning = c.o.LearnEgress
+	if policy.HasGateway() {
+		policy.Proxy = c.host.Proxy
+	}
 	c.plan.Egress = policy
 	if err == nil {
 		if policy.HasGateway() {
@@ -85,6 +88,9 @@ func (c *compiler) egressNotes() {
 			c.widen("egress:"+r.String()+" ech", false, "the server name may be encrypted: another site of the same provider may be reached")
 		}
 	}
+	if p.Proxy != nil {
+		c.widen("proxy-resolves", true, "the upstream proxy at %s looks names up: where they lead, to private addresses too, is not judged", p.Proxy.Address)
+	}
 	for _, s := range p.HostServices {
 		c.widen(fmt.Sprintf("egress:%s:%d", s.Name, s.Port), false, "the agent can reach port %d of the host's loopback", s.Port)
 	}
@@ -101,6 +107,9 @@ func (p Plan) egressText(line func(name, format string, args ...any)) {
 		line("network", "%s; way in: %s, %s", networkText(*e.Network), p.EgressWay, p.EgressRenderer)
 	} else {
 		line("network", "%s: no interface but loopback; names and TCP go to agentshim, all else is refused; way in: %s, %s", e.Mode, p.EgressWay, p.EgressRenderer)
+	}
+	if e.Proxy != nil {
+		line("proxy", "%s", e.Proxy.Text())
 	}
 	for _, r := range e.Allow {
 		line("allow", "%s", ruleText(r, e.Network != nil))

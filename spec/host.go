@@ -25,6 +25,9 @@ type Host struct {
 	Presets map[string][]harness.Allow
 	// Network is the engine's network that the file wants, nil where it wants none.
 	Network *netpolicy.Network
+	// Proxy is the upstream proxy that the file asks for, without credentials; nil where it asks
+	// for none, or for the caller's and the caller has none.
+	Proxy *netpolicy.Proxy
 	// SeccompFile is the content of the file that seccomp.profile names, nil where it names none.
 	SeccompFile []byte
 }
