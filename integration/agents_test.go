@@ -78,7 +78,7 @@ var modelWorld = sync.OnceValue(func() error {
 
 // fields are a harness file's for the agent, on a workspace and under an allow-list.
 func (a agentCLI) fields(w *world, workspace string, again bool, allow ...any) spec {
-	env := map[string]string{"NODE_EXTRA_CA_CERTS": "/world/ca.pem", "SSL_CERT_FILE": "/world/ca.pem"}
+	env := map[string]string{}
 	maps.Copy(env, a.env)
 	options, words := joined(a.options, nil), []string{}
 	if again {
@@ -89,10 +89,10 @@ func (a agentCLI) fields(w *world, workspace string, again bool, allow ...any) s
 		"harness": map[string]any{
 			"provider": a.provider, "auth": "api-key", "env": env, "options": options, "prefixArgs": words,
 		},
-		"workspace": map[string]any{"source": workspace, "mode": "writable"},
-		"mounts":    []any{map[string]any{"source": w.dir, "target": "/world"}},
-		"caches":    []any{map[string]any{"name": "history", "target": a.history()}},
-		"egress":    map[string]any{"mode": "allow-list", "allow": allow},
+		"workspace":      map[string]any{"source": workspace, "mode": "writable"},
+		"caCertificates": []string{w.caFile()},
+		"caches":         []any{map[string]any{"name": "history", "target": a.history()}},
+		"egress":         map[string]any{"mode": "allow-list", "allow": allow},
 	}
 }
 
@@ -111,7 +111,7 @@ func (a agentCLI) history() string {
 }
 
 const (
-	fetch = "#run curl -sS -m 20 --cacert /world/ca.pem https://evil.example/; echo exit $?\n"
+	fetch = "#run curl -sS -m 20 https://evil.example/; echo exit $?\n"
 	// A65, A97: what the host's agents obey, and the agent's own program.
 	spoil = "#run echo >>/workspace/.claude/settings.json; echo >>/usr/local/bin/%s\n"
 	// The last line is none of the model's: an agent may put its words around a prompt.
