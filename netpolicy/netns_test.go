@@ -117,10 +117,12 @@ func openSandbox(t *testing.T, put putter) *sandbox {
 		t.Error(err)
 		return nil
 	}
+	t.Cleanup(func() { s.relay.Close() }) // until then nothing may collect it
 	if s.dns, err = net.ListenUDP("udp4", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)}); err != nil {
 		t.Error(err)
 		return nil
 	}
+	t.Cleanup(func() { s.dns.Close() })
 	if err := AddWay(everything); err != nil {
 		t.Error(err)
 		return nil
