@@ -314,9 +314,10 @@ func TestNetworkChanged(t *testing.T) {
 				continue
 			}
 			id := strings.TrimSpace(a.engine(t, "ps", "--quiet", "--filter", "label=agentshim.run").ok(t).Stdout)
-			a.engine(t, append(change, id)...).ok(t)
+			// The run may end, and its container go, while the engine is still at it.
+			changed := a.engine(t, append(change, id)...)
 			if _, rec := b.ended(t, shim.ExitRefused); rec.Reason != shim.ReasonPosture {
-				t.Errorf("%q: %s %s", change, rec.Reason, b.stderr.String())
+				t.Errorf("%q: %s %s; the engine: %s", change, rec.Reason, b.stderr.String(), changed.Stderr)
 			}
 		}
 	})

@@ -122,7 +122,7 @@ func TestBadInput(t *testing.T) {
 		{"A88 engine arguments", spec{"engineArgs": []string{"--privileged"}, "extraArgs": []string{"-v/:/h"}}, []string{"$.engineArgs", "$.extraArgs"}},
 		{"A88 accept", spec{"accept": []string{"everything"}}, []string{"$.accept[0]", `"everything"`}},
 		{"fixed variable", spec{"env": map[string]any{"HOME": "/"}}, []string{"$.env.HOME"}},
-		{"not built", spec{"egress": map[string]any{"mode": "network"}}, []string{"$.egress.mode", "not built yet"}},
+		{"not built", spec{"fallbackOn": []int{75}}, []string{"$.fallbackOn", "not built yet"}},
 		{"all at once", spec{"nope": 1, "user": "x", "harness": with(map[string]any{"promptMode": "x"}), "mounts": []any{map[string]any{"source": ".", "target": "/proc"}}}, []string{"$.nope", "$.user", "$.harness.promptMode", "$.mounts[0].target"}},
 	}
 	each(t, func(t *testing.T, s setup) {

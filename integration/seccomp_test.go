@@ -98,7 +98,7 @@ func TestSystemCallsOpened(t *testing.T) {
 			ops = append(ops, c.op())
 		}
 		for _, m := range nestedMounts {
-			ops = append(ops, append([]string{"nested"}, m.op...))
+			ops = append(ops, append([]string{"contained"}, m.op...))
 		}
 		for _, r := range unmaskedReads {
 			ops = append(ops, r.op)
@@ -128,7 +128,7 @@ func TestSystemCallsOpened(t *testing.T) {
 		}
 		for _, m := range nestedMounts {
 			t.Run(fmt.Sprint(m.op), func(t *testing.T) {
-				op := append([]string{"nested"}, m.op...)
+				op := append([]string{"contained"}, m.op...)
 				if got := nested.of(op...); got != "ok: "+m.want {
 					t.Errorf("%s, want %s", got, m.want)
 				}

@@ -37,7 +37,7 @@ func init() {
 		"status": status, "environ": environ, "namespaces": namespaces,
 		"dial": dial, "lookup": lookup, "echo": echo, "abstract": abstract, "interfaces": interfaces,
 		"eat": eat, "fork": fork, "open": openMany, "thread": thread, "burn": burn, "openat2": openat2, "loose": loose,
-		"nested": nested, "unmount": unmount, "remount": remount, "mountfs": mountFS, "freshproc": freshProc,
+		"nested": nested, "contained": contained, "unmount": unmount, "remount": remount, "mountfs": mountFS, "freshproc": freshProc,
 	}
 }
 
@@ -127,16 +127,22 @@ func mount(arg []string) (string, error) {
 	return "", unix.Unmount(arg[0], 0)
 }
 
-// nested makes the attempt that arg is as uid 0 of namespaces of its own: those that a fresh
-// /proc and /sys belong to.
-func nested(arg []string) (string, error) {
+// nested makes the attempt that arg is as uid 0 of user and mount namespaces of its own.
+func nested(arg []string) (string, error) { return inside(arg, 0) }
+
+// contained is nested, with what else a fresh /proc and /sys belong to.
+func contained(arg []string) (string, error) {
+	return inside(arg, syscall.CLONE_NEWPID|syscall.CLONE_NEWNET)
+}
+
+func inside(arg []string, more uintptr) (string, error) {
 	list, err := json.Marshal([][]string{arg})
 	if err != nil {
 		return "", err
 	}
 	cmd := exec.Command("/proc/self/exe", string(list))
 	cmd.SysProcAttr = &syscall.SysProcAttr{
-		Cloneflags:  syscall.CLONE_NEWUSER | syscall.CLONE_NEWNS | syscall.CLONE_NEWPID | syscall.CLONE_NEWNET,
+		Cloneflags:  syscall.CLONE_NEWUSER | syscall.CLONE_NEWNS | more,
 		UidMappings: []syscall.SysProcIDMap{{HostID: os.Getuid(), Size: 1}},
 	}
 	out, err := cmd.Output()
