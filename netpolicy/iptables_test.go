@@ -6,6 +6,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/google/nftables"
@@ -251,4 +252,34 @@ func TestBackend(t *testing.T) {
 			t.Errorf("%q: %s", version, got)
 		}
 	}
+}
+
+// TestNoNftables: only a kernel's own answer says that nf_tables is absent.
+func TestNoNftables(t *testing.T) {
+	for err, want := range map[error]bool{
+		nil: false, unix.EINVAL: true, unix.EPROTONOSUPPORT: true, unix.EAFNOSUPPORT: true,
+		unix.EPERM: false, unix.EACCES: false, unix.EAGAIN: false, unix.EINTR: false, unix.ENOBUFS: false, unix.EMFILE: false, unix.EBADMSG: false,
+	} {
+		if NoNftables(err) != want {
+			t.Errorf("%v: %v", err, !want)
+		}
+	}
+}
+
+// TestNftRulesMayNotAsk: who may not look is not told that nothing is there. The control is
+// root.
+func TestNftRulesMayNotAsk(t *testing.T) {
+	inNetns(t, func() {
+		if text, err := nftRules(); text != "" || err != nil {
+			t.Errorf("control: %q %v", text, err)
+		}
+		// This thread only; the rest of the program keeps its user.
+		if _, _, errno := syscall.RawSyscall(syscall.SYS_SETRESUID, 65534, 65534, 65534); errno != 0 {
+			t.Error(errno)
+			return
+		}
+		if text, err := nftRules(); text != "" || !errors.Is(err, unix.EPERM) {
+			t.Errorf("%q %v", text, err)
+		}
+	})
 }

@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/google/nftables"
+	"golang.org/x/sys/unix"
 )
 
 // The renderers: what puts the packet rules into a network namespace.
@@ -68,11 +69,14 @@ func (ps programs) others() (string, error) {
 func nftRules() (string, error) {
 	conn, err := nftables.New()
 	if err != nil {
-		return "", nil //nolint:nilerr // without nf_tables in the kernel there are no rules of it
+		return "", fmt.Errorf("nftables: %w", err)
 	}
 	chains, err := conn.ListChains()
+	if NoNftables(err) {
+		return "", nil // nor any rules of it
+	}
 	if err != nil {
-		return "", nil //nolint:nilerr // as above
+		return "", fmt.Errorf("nftables: %w", err)
 	}
 	for _, c := range chains {
 		rules, err := conn.GetRules(c.Table, c)
@@ -84,6 +88,14 @@ func nftRules() (string, error) {
 		}
 	}
 	return "", nil
+}
+
+// NoNftables reports whether err is a kernel's answer that it has no nf_tables: no family
+// of sockets that it is asked through, or nobody who takes the message
+// (nfnetlink_rcv_msg, which looks for a module first). Who may not ask, or gets no answer,
+// is told nothing by it.
+func NoNftables(err error) bool {
+	return errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EPROTONOSUPPORT) || errors.Is(err, unix.EAFNOSUPPORT)
 }
 
 // legacyRules names a legacy table that holds rules, or may: only the legacy program can

@@ -15,7 +15,7 @@ const nfgenmsgLen = 4
 
 // askNFTables asks the kernel for its nf_tables generation, over netlink and without
 // changing anything: nil where nf_tables answers, EPERM where the caller may not ask,
-// EINVAL or EPROTONOSUPPORT where there is none.
+// what netpolicy.NoNftables knows where there is none.
 func askNFTables() error {
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_NETFILTER)
 	if err != nil {
@@ -39,11 +39,6 @@ func askNFTables() error {
 		return err
 	}
 	return netlinkError(answer[:n])
-}
-
-// noNFTables: who may not ask gets no answer.
-func noNFTables(err error) bool {
-	return err != nil && !errors.Is(err, syscall.EPERM) && !errors.Is(err, syscall.EAGAIN)
 }
 
 // netlinkError takes the errno out of an answer: netlink(7).

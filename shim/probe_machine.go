@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/agentshim/agentshim/netpolicy"
 	"github.com/agentshim/agentshim/spec"
 )
 
@@ -35,7 +36,7 @@ func ProbeMachine() (spec.Machine, error) {
 		OS: runtime.GOOS, Arch: runtime.GOARCH, Kernel: kernel,
 		MemoryBytes: int64(mem.Totalram) * int64(mem.Unit),
 		IPv6:        pathExists("/proc/sys/net/ipv6"),
-		NoNftables:  noNFTables(askNFTables()),
+		NoNftables:  netpolicy.NoNftables(askNFTables()),
 		Namespaces:  namespaces,
 		SELinux:     fileIs("/sys/fs/selinux/enforce", "1"),
 		AppArmor:    fileIs("/sys/module/apparmor/parameters/enabled", "Y"),
