@@ -90,31 +90,43 @@ func ThreadNetns() (string, error) { return os.Readlink("/proc/thread-self/ns/ne
 // Apply makes the one way out of the calling thread's network namespace, which must be
 // a fresh one, or attached to the one network: listeners first, then the packet rules, read
 // back, and the route last, so that without a network no packet ever leaves a socket without
-// the rules. The caller has made sure
-// that the namespace is the sandbox's. What Apply did before an error stays, and leads
+// the rules. The caller has made sure that the namespace is the sandbox's. One that is not
+// as it must be is left as it is; what Apply did before another error stays, and leads
 // nowhere. The iptables renderer runs programs with this one's environment.
 func Apply(s Setup) (Sockets, Report, error) {
 	if len(s.Rules.Chains) == 0 {
 		return nil, Report{}, errors.New("no packet rules are given")
 	}
-	if err := errors.Join(checkNamespace(s.Network), loopbackUp()); err != nil {
-		return nil, Report{}, err
-	}
-	sockets, err := s.listen()
+	watch, err := s.watch() // before the look at the namespace: it tells of what changes after
 	if err != nil {
 		return nil, Report{}, err
 	}
-	// Once more: what changes after the watch began is told by it.
+	listeners, report, err := s.open()
+	if err != nil {
+		watch.Close()
+		return nil, Report{}, err
+	}
+	return append(listeners, watch...), report, nil
+}
+
+// open is Apply without the watch.
+func (s Setup) open() (Sockets, Report, error) {
 	if err := checkNamespace(s.Network); err != nil {
-		sockets.Close()
+		return nil, Report{}, err
+	}
+	if err := loopbackUp(); err != nil {
+		return nil, Report{}, err
+	}
+	listeners, err := listenAll()
+	if err != nil {
 		return nil, Report{}, err
 	}
 	report, err := s.apply()
 	if err != nil {
-		sockets.Close()
+		listeners.Close()
 		return nil, Report{}, err
 	}
-	return sockets, report, nil
+	return listeners, report, nil
 }
 
 func (s Setup) apply() (Report, error) {
@@ -143,7 +155,7 @@ func (s Setup) apply() (Report, error) {
 	return report, err
 }
 
-func (s Setup) listen() (Sockets, error) {
+func listenAll() (Sockets, error) {
 	var out Sockets
 	for _, p := range planned {
 		fd, err := listenOn(p.kind, p.proto, p.addr)
@@ -153,15 +165,19 @@ func (s Setup) listen() (Sockets, error) {
 		}
 		out = append(out, fd)
 	}
+	return out, nil
+}
+
+// watch is openWatch's socket where there is a network, none where there is not.
+func (s Setup) watch() (Sockets, error) {
 	if s.Network == nil {
-		return out, nil
+		return nil, nil
 	}
 	fd, err := openWatch()
 	if err != nil {
-		out.Close()
 		return nil, fmt.Errorf("netlink: %w", err)
 	}
-	return append(out, fd), nil
+	return Sockets{fd}, nil
 }
 
 func listenOn(kind, proto int, addr netip.AddrPort) (int, error) {

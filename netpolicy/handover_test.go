@@ -417,6 +417,26 @@ func TestApplyRefuses(t *testing.T) {
 	}
 }
 
+// TestApplyRefusedLeavesAlone: loopback stays down in a namespace that is refused.
+func TestApplyRefusedLeavesAlone(t *testing.T) {
+	inNetns(t, func() {
+		lo, err := loopback()
+		if err == nil {
+			err = errors.Join(netlink.LinkSetDown(lo), addVeth("veth0"))
+		}
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		if _, _, err := Apply(Setup{Rules: SandboxRules(true)}); !errors.Is(err, ErrNotFresh) {
+			t.Errorf("%v, want %v", err, ErrNotFresh)
+		}
+		if lo, err := loopback(); err != nil || lo.Attrs().Flags&net.FlagUp != 0 {
+			t.Errorf("loopback: %v %v", lo, err)
+		}
+	})
+}
+
 // addVeth adds a pair of interfaces that are up.
 func addVeth(name string) error {
 	link := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: name}, PeerName: name + "-peer"}
