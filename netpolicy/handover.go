@@ -347,11 +347,11 @@ func (p *Peer) Order(o Order, timeout time.Duration) error {
 	return nil
 }
 
-// Receive takes the helper's one message, with a watch where there is a network. Every socket in it is checked: that it is
-// what was planned, and that it lies in the network namespace of that cookie, which is
-// not the caller's own. Anything else is ErrHandover with nothing left open. A Report
-// with an Error is returned with nothing else and no error. The rules in the report
-// are the helper's word: the caller compares them.
+// Receive takes the helper's one message, with a watch where there is a network. Every
+// socket in it is checked: that it is what was planned, and that it lies in the network
+// namespace of that cookie, which is not the caller's own. Anything else is
+// ErrHandover with nothing left open. A Report with an Error is returned with nothing else
+// and no error. The rules in the report are the helper's word: the caller compares them.
 func (p *Peer) Receive(cookie uint64, network *Network, timeout time.Duration) (Listeners, Report, error) {
 	if err := p.conn.SetReadDeadline(time.Now().Add(timeout)); err != nil {
 		return Listeners{}, Report{}, err
@@ -557,22 +557,25 @@ func NetCookie() (uint64, error) {
 
 // adopt makes listeners of duplicates of the files.
 func adopt(files []*os.File, network *Network) (Listeners, error) {
-	var l Listeners
 	dns, err1 := net.FilePacketConn(files[0])
 	dnsTCP, err2 := net.FileListener(files[1])
 	relay, err3 := net.FileListener(files[2])
-	var err4 error
-	if network != nil {
-		l.Watch, err4 = newWatch(files[3], *network)
-	}
-	if err := errors.Join(err1, err2, err3, err4); err != nil {
-		for i, c := range []io.Closer{dns, dnsTCP, relay, l.Watch} {
-			if []error{err1, err2, err3, err4}[i] == nil && (i < 3 || network != nil) {
+	if err := errors.Join(err1, err2, err3); err != nil {
+		for _, c := range []io.Closer{dns, dnsTCP, relay} {
+			if c != nil {
 				c.Close()
 			}
 		}
 		return Listeners{}, fmt.Errorf("hand-over: %w", err)
 	}
-	l.DNS, l.DNSTCP, l.Relay = dns.(*net.UDPConn), dnsTCP.(*net.TCPListener), relay.(*net.TCPListener)
+	l := Listeners{DNS: dns.(*net.UDPConn), DNSTCP: dnsTCP.(*net.TCPListener), Relay: relay.(*net.TCPListener)}
+	if network == nil {
+		return l, nil
+	}
+	var err error
+	if l.Watch, err = newWatch(files[len(planned)], *network); err != nil {
+		l.Close()
+		return Listeners{}, fmt.Errorf("hand-over: %w", err)
+	}
 	return l, nil
 }
