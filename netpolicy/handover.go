@@ -134,7 +134,8 @@ func (s Setup) apply() (Report, error) {
 	if err != nil {
 		return Report{}, err
 	}
-	if err := renderer.apply(s.Rules); err != nil {
+	report := Report{Version: handoverVersion, Renderer: renderer.name()}
+	if report.Rules, err = renderer.apply(s.Rules); err != nil {
 		return Report{}, err
 	}
 	way := everything
@@ -142,10 +143,6 @@ func (s Setup) apply() (Report, error) {
 		way = namePool // all other addresses have routes of the network's
 	}
 	if err := AddWay(way); err != nil {
-		return Report{}, err
-	}
-	report := Report{Version: handoverVersion, Renderer: renderer.name()}
-	if report.Rules, err = renderer.read(s.Rules); err != nil {
 		return Report{}, err
 	}
 	if report.Others, err = renderer.others(); err != nil {

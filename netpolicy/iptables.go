@@ -109,14 +109,14 @@ func (ps programs) name() string { return "iptables " + ps[false].backend() }
 // apply puts the rules into the thread's network namespace, each table in one
 // transaction, and reads them back by the same program. Where agentshim's own chains are
 // there already, nothing is changed.
-func (ps programs) apply(r Ruleset) error {
+func (ps programs) apply(r Ruleset) (string, error) {
 	for _, c := range r.Chains {
 		there, err := ps[c.IPv6].ChainExists(c.Table, c.own())
 		if err != nil {
-			return fmt.Errorf("%w: %w", ErrIptables, err)
+			return "", fmt.Errorf("%w: %w", ErrIptables, err)
 		}
 		if there {
-			return fmt.Errorf("%w: table %s has a chain %s already", ErrIptables, c.Table, c.own())
+			return "", fmt.Errorf("%w: table %s has a chain %s already", ErrIptables, c.Table, c.own())
 		}
 	}
 	for _, six := range []bool{false, true} {
@@ -125,11 +125,10 @@ func (ps programs) apply(r Ruleset) error {
 			continue
 		}
 		if _, err := run(p.restore, r.restore(six), "--noflush", "--wait="+strconv.Itoa(p.wait)); err != nil {
-			return fmt.Errorf("%w: %w", ErrIptables, err)
+			return "", fmt.Errorf("%w: %w", ErrIptables, err)
 		}
 	}
-	_, err := ps.read(r)
-	return err
+	return ps.read(r)
 }
 
 // own is the name of agentshim's chain of the hook.

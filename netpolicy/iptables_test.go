@@ -51,7 +51,7 @@ func TestIptablesIsExact(t *testing.T) {
 		mustRun(t, iptables, "-t", "nat", "-A", "OUTPUT", "-d", "127.0.0.11", "-j", "THEIRS")
 		rules := SandboxRules(true)
 		ps := mustFind(t, rules)
-		if err := ps.apply(rules); err != nil {
+		if _, err := ps.apply(rules); err != nil {
 			t.Error(err)
 			return
 		}
@@ -62,7 +62,7 @@ func TestIptablesIsExact(t *testing.T) {
 			t.Errorf("the others' rule: %s", out)
 		}
 		before := mustRun(t, iptables+"-save")
-		if err := ps.apply(OpenRules(5354, 8081)); !errors.Is(err, ErrIptables) {
+		if _, err := ps.apply(OpenRules(5354, 8081)); !errors.Is(err, ErrIptables) {
 			t.Errorf("a second time: %v", err)
 		}
 		if after := mustRun(t, iptables+"-save"); stripComments(after) != stripComments(before) {
@@ -110,7 +110,7 @@ func TestOtherBackend(t *testing.T) {
 			}
 			return text
 		}
-		if err := ps.apply(rules); err != nil {
+		if _, err := ps.apply(rules); err != nil {
 			t.Error(err)
 		}
 		legacy := filepath.Join(dir, "iptables-legacy")
@@ -169,7 +169,7 @@ func TestIptablesLock(t *testing.T) {
 				t.Fatal(err)
 			}
 			inNetns(t, func() {
-				err := mustFind(t, rules).apply(rules)
+				_, err := mustFind(t, rules).apply(rules)
 				if name == "other" {
 					if err != nil {
 						t.Error(err)
@@ -227,7 +227,7 @@ func TestIptablesMissing(t *testing.T) {
 					rules := SandboxRules(six)
 					ps, err := findIptables(rules, 1)
 					if err == nil {
-						err = ps.apply(rules)
+						_, err = ps.apply(rules)
 					}
 					if (err == nil) != want {
 						t.Errorf("IPv6 %v: %v", six, err)

@@ -82,7 +82,8 @@ func eachRenderer(t *testing.T, f func(t *testing.T, put putter)) {
 				if err != nil {
 					return err
 				}
-				return renderer.apply(r)
+				_, err = renderer.apply(r)
+				return err
 			})
 		})
 	}

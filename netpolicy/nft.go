@@ -35,9 +35,15 @@ var nftHook = map[string]struct {
 // transaction, and reads them back. An earlier set of agentshim's own is EEXIST and
 // stays as it is.
 func ApplyNftables(r Ruleset) error {
+	_, err := applyNftables(r)
+	return err
+}
+
+// applyNftables gives what was read back, too.
+func applyNftables(r Ruleset) (Ruleset, error) {
 	conn, err := nftables.New()
 	if err != nil {
-		return fmt.Errorf("nftables: %w", err)
+		return Ruleset{}, fmt.Errorf("nftables: %w", err)
 	}
 	tables := map[bool]*nftables.Table{}
 	for _, c := range r.Chains {
@@ -47,16 +53,16 @@ func ApplyNftables(r Ruleset) error {
 		addChain(conn, tables[c.IPv6], c)
 	}
 	if err := conn.Flush(); err != nil {
-		return fmt.Errorf("nftables: %w", err)
+		return Ruleset{}, fmt.Errorf("nftables: %w", err)
 	}
 	got, err := ReadNftables(r)
 	if err != nil {
-		return err
+		return Ruleset{}, err
 	}
 	if !reflect.DeepEqual(r, got) {
-		return fmt.Errorf("%w: want %+v, got %+v", ErrReadBack, r, got)
+		return Ruleset{}, fmt.Errorf("%w: want %+v, got %+v", ErrReadBack, r, got)
 	}
-	return nil
+	return got, nil
 }
 
 // addTable makes agentshim's own table of the family. A transaction that deletes one

@@ -21,11 +21,11 @@ const (
 	Iptables = "iptables"
 )
 
-// renderer is one of them. Both give the same rules: what read returns is
-// Ruleset.Iptables, or ErrReadBack.
+// renderer is one of them.
 type renderer interface {
-	apply(Ruleset) error
-	read(Ruleset) (string, error)
+	// apply puts the rules in, reads them back and gives them as Ruleset.Iptables does. A
+	// difference is ErrReadBack.
+	apply(Ruleset) (string, error)
 	// name says what it is, for people.
 	name() string
 	// others says what of the other back end holds rules in this namespace, which are in
@@ -47,10 +47,8 @@ func newRenderer(name string, r Ruleset) (renderer, error) {
 // netlinkRules is the renderer that speaks netlink.
 type netlinkRules struct{}
 
-func (netlinkRules) apply(r Ruleset) error { return ApplyNftables(r) }
-
-func (netlinkRules) read(r Ruleset) (string, error) {
-	got, err := ReadNftables(r)
+func (netlinkRules) apply(r Ruleset) (string, error) {
+	got, err := applyNftables(r)
 	return got.Iptables(), err
 }
 
