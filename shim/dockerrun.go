@@ -115,6 +115,12 @@ func notAsked(err error) error {
 	return err
 }
 
+// refused is the error that the answer to a POST is.
+func (a *dockerAPI) refused(path string, resp *http.Response) error {
+	body, _ := io.ReadAll(io.LimitReader(resp.Body, apiLimit)) // one cut short has no message
+	return notAsked(a.statusError(http.MethodPost, path, resp.StatusCode, body))
+}
+
 // create has the daemon make a container and returns its ID.
 func (a *dockerAPI) create(ctx context.Context, name string, body spec.DockerContainer) (string, error) {
 	data, err := json.Marshal(body)
@@ -136,11 +142,14 @@ func (a *dockerAPI) create(ctx context.Context, name string, body spec.DockerCon
 // join attaches to a container that was created and waits for its removal.
 func (a *dockerAPI) join(ctx context.Context, id string, stdin bool) (*dockerRun, error) {
 	r := &dockerRun{ended: make(chan struct{})}
-	waitCtx, cancel := context.WithCancel(context.WithoutCancel(ctx))
-	r.wait = cancel
+	waitCtx, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
+	r.wait = func() { cancel(nil) }
+	// Until the daemon has taken note; from then on only drop ends the wait.
+	stop := context.AfterFunc(ctx, func() { cancel(context.Cause(ctx)) })
 	removed, err := a.waitRemoved(waitCtx, id)
+	stop()
 	if err != nil {
-		cancel()
+		r.wait()
 		return nil, err
 	}
 	go func() {
@@ -148,7 +157,7 @@ func (a *dockerAPI) join(ctx context.Context, id string, stdin bool) (*dockerRun
 		r.status, r.failed = removed()
 	}()
 	if r.conn, r.out, err = a.attach(ctx, id, stdin); err != nil {
-		cancel()
+		r.wait()
 		<-r.ended
 		return nil, err
 	}
@@ -169,8 +178,7 @@ func (a *dockerAPI) waitRemoved(ctx context.Context, id string) (func() (ExitSta
 	}
 	if resp.StatusCode/100 != 2 {
 		defer resp.Body.Close()
-		body, _ := io.ReadAll(io.LimitReader(resp.Body, apiLimit))
-		return nil, notAsked(a.statusError(http.MethodPost, path, resp.StatusCode, body))
+		return nil, a.refused(path, resp)
 	}
 	return func() (ExitStatus, error) {
 		defer resp.Body.Close()
@@ -221,8 +229,7 @@ func (a *dockerAPI) attach(ctx context.Context, id string, stdin bool) (*net.Uni
 	case err != nil:
 		err = a.transportError(ctx, err)
 	case resp.StatusCode != http.StatusSwitchingProtocols && resp.StatusCode != http.StatusOK:
-		body, _ := io.ReadAll(io.LimitReader(resp.Body, apiLimit))
-		err = notAsked(a.statusError(http.MethodPost, path, resp.StatusCode, body))
+		err = a.refused(path, resp)
 	default:
 		err = conn.SetDeadline(time.Time{})
 	}

@@ -74,6 +74,8 @@ type runDaemon struct {
 	id string
 	// status answers a call by another code than a daemon's, by the last word of its path.
 	status map[string]int
+	// hang keeps a call unanswered, by the last word of its path.
+	hang string
 	// cut ends the wait for the removal without an answer.
 	cut bool
 }
@@ -86,6 +88,10 @@ func (d runDaemon) start(t *testing.T, more ...scriptedCall) *docker {
 	call := func(path string, good http.HandlerFunc) {
 		word := path[strings.LastIndex(path, "/")+1:]
 		handlers[path] = func(w http.ResponseWriter, r *http.Request) {
+			if d.hang == word {
+				<-r.Context().Done()
+				return
+			}
 			if code := d.status[word]; code != 0 {
 				w.WriteHeader(code)
 				fmt.Fprint(w, `{"message":"no luck"}`)
@@ -216,6 +222,18 @@ func TestDockerRunInterrupted(t *testing.T) {
 	defer stop()
 	if lasting.Err() != nil {
 		t.Error(lasting.Err())
+	}
+}
+
+// TestDockerJoinHangs: a daemon that answers neither call holds nothing longer than ctx.
+func TestDockerJoinHangs(t *testing.T) {
+	for _, word := range []string{"wait", "attach"} {
+		d := runDaemon{id: someContainer, hang: word}.start(t)
+		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+		defer cancel()
+		if r, err := d.api.join(ctx, someContainer, true); r != nil || !errors.As(err, new(*Error)) {
+			t.Errorf("%s: %v", word, err)
+		}
 	}
 }
 
