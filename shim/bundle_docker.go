@@ -30,16 +30,12 @@ type dockerMount struct {
 	Propagation                             string
 }
 
-type dockerDevice struct {
-	PathOnHost, PathInContainer, CgroupPermissions string
-}
-
 type dockerHostConfig struct {
 	Privileged, ReadonlyRootfs             bool
 	NetworkMode, PidMode, IpcMode, UTSMode string
 	CgroupnsMode, Runtime                  string
 	CapAdd, SecurityOpt, VolumesFrom       []string
-	Devices                                []dockerDevice
+	Devices                                []spec.DockerDevice
 	DeviceRequests                         []json.RawMessage
 	DeviceCgroupRules                      []string
 	MaskedPaths, ReadonlyPaths             []string
@@ -126,9 +122,9 @@ func (i *inspection) modes() {
 }
 
 func (i *inspection) devices() {
-	planned := map[dockerDevice]bool{}
+	planned := map[spec.DockerDevice]bool{}
 	for _, d := range i.plan.Devices {
-		planned[dockerDevice{d.Path(), d.Path(), spec.DeviceAccess}] = true
+		planned[d.Docker()] = true
 	}
 	for _, d := range i.host.Devices {
 		if !planned[d] {

@@ -287,7 +287,9 @@ func TestCompareInspected(t *testing.T) {
 		{"oom score", "oom_score_adj", func(g *dockerContainer) { g.HostConfig.OomScoreAdj = -500 }},
 		{"oom killer", "oom killer", func(g *dockerContainer) { g.HostConfig.OomKillDisable = ptr(true) }},
 		{"realtime", "realtime cpu", func(g *dockerContainer) { g.HostConfig.CPURealtimeRuntime = 1 }},
-		{"device", "device", func(g *dockerContainer) { g.HostConfig.Devices = []dockerDevice{{"/dev/kvm", "/dev/kvm", "rw"}} }},
+		{"device", "device", func(g *dockerContainer) {
+			g.HostConfig.Devices = []spec.DockerDevice{{PathOnHost: "/dev/kvm", PathInContainer: "/dev/kvm", CgroupPermissions: "rw"}}
+		}},
 		{"device request", "device", func(g *dockerContainer) { g.HostConfig.DeviceRequests = []json.RawMessage{[]byte(`{}`)} }},
 		{"device rule", "device cgroup", func(g *dockerContainer) { g.HostConfig.DeviceCgroupRules = []string{"a *:* rwm"} }},
 		{"capability", "capabilities", func(g *dockerContainer) { g.HostConfig.CapAdd = []string{"CAP_NET_RAW"} }},

@@ -212,15 +212,15 @@ func TestCompareInspectedDevices(t *testing.T) {
 	b, got := mustInspected(t)
 	b.plan.Devices = []spec.HostDevice{{Device: spec.Device{Name: "kvm", Major: 10, Minor: 232}}}
 	for _, c := range []struct {
-		device dockerDevice
+		device spec.DockerDevice
 		want   []string
 	}{
-		{dockerDevice{"/dev/kvm", "/dev/kvm", "rw"}, nil},
-		{dockerDevice{"/dev/kvm", "/dev/kvm", "rwm"}, []string{"inspect device"}},
-		{dockerDevice{"/dev/mem", "/dev/kvm", "rw"}, []string{"inspect device"}},
-		{dockerDevice{"/dev/kvm", "/opt/kvm", "rw"}, []string{"inspect device"}},
+		{spec.DockerDevice{PathOnHost: "/dev/kvm", PathInContainer: "/dev/kvm", CgroupPermissions: "rw"}, nil},
+		{spec.DockerDevice{PathOnHost: "/dev/kvm", PathInContainer: "/dev/kvm", CgroupPermissions: "rwm"}, []string{"inspect device"}},
+		{spec.DockerDevice{PathOnHost: "/dev/mem", PathInContainer: "/dev/kvm", CgroupPermissions: "rw"}, []string{"inspect device"}},
+		{spec.DockerDevice{PathOnHost: "/dev/kvm", PathInContainer: "/opt/kvm", CgroupPermissions: "rw"}, []string{"inspect device"}},
 	} {
-		got.HostConfig.Devices = []dockerDevice{c.device}
+		got.HostConfig.Devices = []spec.DockerDevice{c.device}
 		if diff := cmp.Diff(c.want, fields(compareDocker(b.plan, b.run, got))); diff != "" {
 			t.Errorf("%v: %s", c.device, diff)
 		}

@@ -74,9 +74,14 @@ type DockerBind struct{ Propagation string }
 // files, and give it their owner.
 type DockerVolumeOption struct{ NoCopy bool }
 
-// DockerDevice gives a device of the host.
+// DockerDevice gives a device of the host. The daemon's account of a container has the same.
 type DockerDevice struct {
 	PathOnHost, PathInContainer, CgroupPermissions string
+}
+
+// Docker is the device as Docker's daemon is asked for it.
+func (d HostDevice) Docker() DockerDevice {
+	return DockerDevice{PathOnHost: d.Path(), PathInContainer: d.Path(), CgroupPermissions: DeviceAccess}
 }
 
 // DockerContainer is what the daemon is asked for one run: a container whose init reads
@@ -99,7 +104,7 @@ func (p Plan) DockerContainer(run RunPaths) (DockerContainer, error) {
 	h.ReadonlyRootfs, h.Sysctls = p.ReadOnlyRootfs, p.Sysctls
 	h.limits(p.Limits)
 	for _, d := range p.Devices {
-		h.Devices = append(h.Devices, DockerDevice{d.Path(), d.Path(), DeviceAccess})
+		h.Devices = append(h.Devices, d.Docker())
 	}
 	if p.procUnmasked() {
 		masked := slices.Concat(p.MaskedPaths, dockerMaskedLater)
