@@ -217,17 +217,6 @@ func (r *presetReader) inHome(paths ...string) []string {
 	return paths
 }
 
-// configHome is the user's configuration folder (XDG base directories), or empty.
-func (r *presetReader) configHome() string {
-	if dir := r.o.Getenv("XDG_CONFIG_HOME"); filepath.IsAbs(dir) {
-		return dir
-	}
-	if home := r.o.home(); home != "" {
-		return filepath.Join(home, ".config")
-	}
-	return ""
-}
-
 // url adds the host of an http or https URL. One of another scheme, or a path, opens
 // nothing and is noted.
 func (r *presetReader) url(text, from string) {

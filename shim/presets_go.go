@@ -45,8 +45,8 @@ func (r *presetReader) goFiles() []string {
 	case own == "off":
 	case own != "":
 		files = append(files, own)
-	case r.configHome() != "":
-		files = append(files, filepath.Join(r.configHome(), "go", "env"))
+	case r.o.configHome() != "":
+		files = append(files, filepath.Join(r.o.configHome(), "go", "env"))
 	}
 	return files
 }

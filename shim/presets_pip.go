@@ -76,7 +76,7 @@ func (r *presetReader) pipFiles() []string {
 		return append(files, own)
 	}
 	files = append(files, r.inHome(".pip/pip.conf")...)
-	if dir := r.configHome(); dir != "" {
+	if dir := r.o.configHome(); dir != "" {
 		files = append(files, filepath.Join(dir, "pip", "pip.conf"))
 	}
 	return files

@@ -113,6 +113,17 @@ func (o ProbeOptions) home() string {
 	return ""
 }
 
+// configHome is the user's configuration folder (XDG base directories), or empty.
+func (o ProbeOptions) configHome() string {
+	if dir := o.Getenv("XDG_CONFIG_HOME"); filepath.IsAbs(dir) {
+		return dir
+	}
+	if home := o.home(); home != "" {
+		return filepath.Join(home, ".config")
+	}
+	return ""
+}
+
 // Probe fills everything of a Host but its Mounts: the engine, the image after the
 // pull decision, the caller and the machine. It changes nothing on the host but the
 // engine's image store (a pull) and opts.CacheDir.

@@ -243,11 +243,8 @@ func (p *prepared) probeMounts() error {
 // configFolder is where the user's own providers are: an agent that could write there would
 // write what later runs are given.
 func (p *prepared) configFolder() []string {
-	config := p.job.getenv("XDG_CONFIG_HOME")
-	if home := homeFolder(p.job.getenv); !filepath.IsAbs(config) && filepath.IsAbs(home) {
-		config = filepath.Join(home, ".config")
-	}
-	if !filepath.IsAbs(config) {
+	config := ProbeOptions{Getenv: p.job.getenv}.configHome()
+	if config == "" {
 		return nil
 	}
 	return []string{filepath.Dir(harness.ProviderDir(config))}
