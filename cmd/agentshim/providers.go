@@ -47,19 +47,22 @@ type providerInfo struct {
 	Unverified []string `json:"unverified"`
 }
 
-// providerInfos gives all providers, or the named one.
+// providerInfos gives the named providers, or all where none is named.
 func providerInfos(names []string) ([]providerInfo, error) {
 	users, err := userProviders()
 	if err != nil {
 		return nil, err
 	}
-	list := slices.Concat(harness.Providers(), users)
-	if len(names) == 1 {
-		p, ok := harness.FindProvider(names[0], users)
+	var list []harness.Provider
+	if len(names) == 0 {
+		list = slices.Concat(harness.Providers(), users)
+	}
+	for _, name := range names {
+		p, ok := harness.FindProvider(name, users)
 		if !ok {
-			return nil, invalid("no provider %q", "agentshim providers lists them", names[0])
+			return nil, invalid("no provider %q", "agentshim providers lists them", name)
 		}
-		list = []harness.Provider{p}
+		list = append(list, p)
 	}
 	infos := make([]providerInfo, len(list))
 	for i, p := range list {
