@@ -4,7 +4,6 @@ import (
 	"bytes"
 	_ "embed"
 	"fmt"
-	"io/fs"
 	"maps"
 	"os"
 	"path"
@@ -81,7 +80,7 @@ func userProvider(file string) (Provider, error) {
 		return Provider{}, fmt.Errorf("%w: %w", ErrInvalid, err)
 	case !st.Mode().IsRegular():
 		return Provider{}, fmt.Errorf("%w: not a regular file", ErrInvalid)
-	case st.Mode()&(fs.ModePerm&0o022) != 0:
+	case st.Mode()&0o022 != 0:
 		return Provider{}, fmt.Errorf("%w: others may write it: chmod go-w", ErrInvalid)
 	}
 	data, err := readBounded(file)
@@ -114,13 +113,8 @@ func (c providerChecker) all() {
 	c.optionList()
 	c.variables("$.env", c.p.Env)
 	c.seeds("$.seed", c.p.Seed)
-	for _, form := range []struct {
-		at string
-		*Credentials
-	}{{"$.auth.account", c.p.Auth.Account}, {"$.auth.api-key", c.p.Auth.APIKey}} {
-		if form.Credentials != nil {
-			c.credentials(strings.Replace(form.at, ".api-key", `["api-key"]`, 1), *form.Credentials)
-		}
+	for _, form := range c.p.Forms()[1:] {
+		c.credentials(member("$.auth", form), c.p.Credentials(form))
 	}
 	if _, known := FindPreset(c.p.Egress); c.p.Egress != "" && !known {
 		c.fault("$.egress", c.p.Egress, "no preset has this name", c.didYouMean(c.p.Egress, PresetNames()))

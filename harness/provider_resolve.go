@@ -107,7 +107,7 @@ func (c *checker) seeds() {
 	}
 }
 
-// Env are the variables that the provider sets, a fresh map.
+// ProviderEnv are the variables that the provider sets, a fresh map.
 func (c Command) ProviderEnv() map[string]string {
 	env := map[string]string{}
 	if c.Provided != nil {
