@@ -79,10 +79,6 @@ func readBounded(file string) ([]byte, error) {
 // the search early.
 func Parse(data []byte, dir string, o Overrides) (Harness, error) {
 	p := &problems{offsets: map[string]int64{}}
-	if len(data) > MaxFile {
-		p.add("$", nil, fmt.Sprintf("the file is larger than %d bytes", MaxFile), "")
-		return Harness{}, p.err()
-	}
 	tree, ok := parseTree(data, p)
 	if !ok {
 		return Harness{}, p.err()

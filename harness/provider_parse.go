@@ -24,10 +24,6 @@ func ProviderSchema() []byte { return bytes.Clone(providerSchemaJSON) }
 // strict and pure, and reports every problem at once, in the order of the file.
 func ParseProvider(data []byte) (Provider, error) {
 	p := &problems{offsets: map[string]int64{}}
-	if len(data) > MaxFile {
-		p.add("$", nil, fmt.Sprintf("the file is larger than %d bytes", MaxFile), "")
-		return Provider{}, p.err()
-	}
 	tree, ok := parseTree(data, p)
 	if !ok {
 		return Provider{}, p.err()

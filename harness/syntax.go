@@ -23,9 +23,13 @@ type walker struct {
 	*problems
 }
 
-// parseTree reads data as exactly one JSON value. It reports false when the
-// text is no JSON, because then nothing more can be said about it.
+// parseTree reads data as exactly one JSON value. It reports false when the text is
+// no JSON or larger than MaxFile, because then nothing more can be said about it.
 func parseTree(data []byte, p *problems) (any, bool) {
+	if len(data) > MaxFile {
+		p.add("$", nil, fmt.Sprintf("the file is larger than %d bytes", MaxFile), "")
+		return nil, false
+	}
 	w := walker{jsontext.NewDecoder(bytes.NewReader(data), jsontext.AllowDuplicateNames(true)), data, p}
 	tree, err := w.value("$", 0)
 	if err != nil {
