@@ -49,7 +49,7 @@ func Compile(h harness.Harness, host Host, o Options) (Plan, error) {
 		c.plan.Capabilities = []string{}
 	}
 	for _, step := range []func() error{
-		c.engine, c.identity, c.image, c.limits, c.mounts, c.copy, c.devices, c.kernel, c.seccomp, c.egress, c.publish, c.process, c.etc, c.notes,
+		c.engine, c.identity, c.image, c.limits, c.mounts, c.copy, c.devices, c.kernel, c.seccomp, c.egress, c.publish, c.process, c.seeds, c.etc, c.notes,
 	} {
 		c.errs = append(c.errs, step())
 	}

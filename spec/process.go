@@ -33,18 +33,19 @@ const PromptPlaceholder = "<prompt>"
 
 func (c *compiler) process() error {
 	p := Process{
-		Env: c.env(), Cwd: c.cwd(), PromptMode: c.promptMode(), Terminal: c.terminal(),
+		Args: Args(c.h, c.o), Env: c.env(), Cwd: c.cwd(), PromptMode: promptMode(c.h, c.o), Terminal: c.terminal(),
 		RuntimeDir: fmt.Sprintf("/run/user/%d", c.plan.Identity.UID),
 	}
-	p.Args = Args(c.h, c.o)
-	c.provided(&p)
+	if c.h.Harness.Provided != nil {
+		p.Provider, p.Auth = c.h.Harness.Provider, c.h.Harness.Auth
+	}
 	c.plan.Process = p
 	return nil
 }
 
 // Args is the argument vector of a process, with a placeholder for the prompt.
 func Args(h harness.Harness, o Options) []string {
-	switch c := (compiler{h: h, o: o}); c.promptMode() {
+	switch promptMode(h, o) {
 	case modeCommand:
 		return slices.Clone(o.Command)
 	case modeInteractive:
@@ -53,15 +54,12 @@ func Args(h harness.Harness, o Options) []string {
 	return h.Harness.Argv(PromptPlaceholder, cmp.Or(o.PromptPath, PromptPath))
 }
 
-// provided says which provider the process is, and what that writes into the home.
-func (c *compiler) provided(p *Process) {
-	if c.h.Harness.Provided == nil {
-		return
-	}
-	p.Provider, p.Auth = c.h.Harness.Provider, c.h.Harness.Auth
+// seeds are what the provider writes into the home, for the process's folder.
+func (c *compiler) seeds() error {
 	for _, s := range c.h.Seeds() {
-		c.plan.Seeds = append(c.plan.Seeds, SeedFile{Target: s.Target, Content: s.Content(p.Cwd)})
+		c.plan.Seeds = append(c.plan.Seeds, SeedFile{Target: s.Target, Content: s.Content(c.plan.Process.Cwd)})
 	}
+	return nil
 }
 
 // Values of Process.PromptMode where there is no prompt.
@@ -74,25 +72,24 @@ const (
 // the session's harness with what the step has of its own.
 func Step(p Plan, h harness.Harness, host Host, o Options) Process {
 	c := compiler{h: h, host: host, o: o, plan: p}
-	c.plan.Seeds = nil // they are in the home already
-	_ = c.process()    // refuses nothing
+	_ = c.process() // refuses nothing
 	return c.plan.Process
 }
 
-func (c *compiler) promptMode() string {
+func promptMode(h harness.Harness, o Options) string {
 	switch {
-	case len(c.o.Command) > 0:
+	case len(o.Command) > 0:
 		return modeCommand
-	case c.o.Interactive:
+	case o.Interactive:
 		return modeInteractive
 	}
-	return c.h.Harness.PromptMode
+	return h.Harness.PromptMode
 }
 
 // terminal says that the harness gets one. Where its standard input is the prompt,
 // that has to end, which a terminal's does not.
 func (c *compiler) terminal() bool {
-	return c.o.Terminal != nil && c.h.Terminal != "never" && c.promptMode() != "stdin"
+	return c.o.Terminal != nil && c.h.Terminal != "never" && promptMode(c.h, c.o) != "stdin"
 }
 
 func (c *compiler) cwd() string {
