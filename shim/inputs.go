@@ -43,11 +43,7 @@ type homeFile struct {
 
 // readValues reads what a plan leaves out, beyond the envFiles.
 func (p *prepared) readValues() error {
-	prompt := p.readPrompt
-	if p.job.keeper != nil {
-		prompt = func() error { return nil } // each step has its own
-	}
-	return errors.Join(p.readCallerEnv(), p.readHomeFiles(), p.readCertificates(), p.findOutput(), prompt())
+	return errors.Join(p.readCallerEnv(), p.readHomeFiles(), p.readCertificates(), p.findOutput(), p.readPrompt())
 }
 
 func (p *prepared) readHomeFiles() error {
@@ -202,10 +198,10 @@ func (p *prepared) envFile(file string) (map[string]string, error) {
 }
 
 // readPrompt takes the prompt from the first of: words, the file's own, its
-// promptFile, standard input to its end.
+// promptFile, standard input to its end. A session has none: each step has its own.
 func (p *prepared) readPrompt() error {
 	j, h := p.job, p.job.Harness
-	if len(j.Command) > 0 || j.interactive() {
+	if len(j.Command) > 0 || j.interactive() || j.keeper != nil {
 		return nil
 	}
 	switch {
