@@ -150,18 +150,11 @@ func (f *execFlags) execJob(given arguments) (shim.Job, error) {
 	if o.OutputFile != "" {
 		return shim.Job{}, invalid("--output-file with --session", "a step writes to standard output, or into the workspace")
 	}
-	job := shim.Job{Session: f.session, Version: version}
-	if err := absolute("--prompt-file", &o.PromptFile); err != nil {
-		return job, err
+	if err := absolute("--prompt-file", &f.overrides.PromptFile); err != nil {
+		return shim.Job{}, err
 	}
-	var err error
-	if f.command {
-		job.Command, err = given.words()
-	} else {
-		o.Prompt, o.Args, o.Words = f.prompt.text, given.before, given.after
-	}
-	job.Overrides = o
-	return job, err
+	argv, err := f.take(given, f.command)
+	return shim.Job{Session: f.session, Command: argv, Overrides: f.overrides, Version: version}, err
 }
 
 // writeLearned writes the allow list of a run that came as far as having a log.

@@ -44,25 +44,30 @@ func (s *specFlags) registerPrompt(cmd *cobra.Command) {
 	cmd.Flags().Var(&s.prompt, "prompt", "the prompt, instead of the file's")
 }
 
-// promptedJob loads the harness file with what the command line gives the harness. With
-// command the words are an argv instead.
+// take puts what the command line gives the harness into the overrides. With command the
+// words are an argv instead, which it returns.
+func (s *specFlags) take(given arguments, command bool) (argv []string, err error) {
+	if command {
+		return given.words()
+	}
+	s.overrides.Prompt, s.overrides.Args, s.overrides.Words = s.prompt.text, given.before, given.after
+	return nil, nil
+}
+
+// promptedJob loads the harness file with what the command line gives the harness; see take.
 func (s *specFlags) promptedJob(given arguments, command bool) (shim.Job, error) {
 	if s.file == "" {
 		if _, err := given.words(); err != nil {
 			return shim.Job{}, err
 		}
 	}
-	if command {
-		words, err := given.words()
-		if err != nil {
-			return shim.Job{}, err
-		}
-		job, err := s.job()
-		job.Command = words
-		return job, err
+	argv, err := s.take(given, command)
+	if err != nil {
+		return shim.Job{}, err
 	}
-	s.overrides.Prompt, s.overrides.Args, s.overrides.Words = s.prompt.text, given.before, given.after
-	return s.job()
+	job, err := s.job()
+	job.Command = argv
+	return job, err
 }
 
 // job loads the harness file into a job. Paths on the command line start from the
