@@ -99,27 +99,19 @@ func (f *execFlags) run(cmd *cobra.Command, given arguments) error {
 	}
 	job.Stdin, job.Stdout, job.Stderr = os.Stdin, os.Stdout, os.Stderr
 	job.StdinTerminal, job.Terminal = term.IsTerminal(int(os.Stdin.Fd())), callersTerminal()
-	job.Log = func(format string, args ...any) { logrus.Debugf(format, args...) }
+	job.Log = logrus.Debugf
 	if !f.quiet {
-		job.Progress = os.Stderr
-		job.Notice = func(format string, args ...any) {
-			fmt.Fprintf(os.Stderr, "agentshim: %s\n", visible(fmt.Sprintf(format, args...)))
-		}
+		dress(&job, os.Stderr)
+		proven := job.Proven
 		slow := time.AfterFunc(slowStart, func() { fmt.Fprintln(os.Stderr, "agentshim: the engine is still starting the container") })
 		defer slow.Stop()
 		job.Proven = func(p spec.Plan, a shim.Attestation) {
 			slow.Stop()
-			printProven(os.Stderr, p, a)
+			proven(p, a)
 		}
 	}
 	rec, err := runSignalled(cmd.Context(), job)
-	if !f.quiet {
-		printEnd(os.Stderr, rec)
-	}
-	printPlanted(os.Stderr, rec)
-	if rec.Reason != shim.ReasonGit { // else the error says it
-		printGitLost(os.Stderr, rec)
-	}
+	printOutcome(os.Stderr, rec, f.quiet)
 	if f.result != "" {
 		err = errors.Join(err, rec.WriteFile(f.result))
 	}
@@ -199,6 +191,17 @@ func runSignalled(ctx context.Context, job shim.Job) (shim.Record, error) {
 		ctx = context.WithoutCancel(ctx)
 	}
 	return shim.Run(ctx, job)
+}
+
+// printOutcome says what is to be known of a run, or a session, that has ended.
+func printOutcome(w io.Writer, rec shim.Record, quiet bool) {
+	if !quiet {
+		printEnd(w, rec)
+	}
+	printPlanted(w, rec)
+	if rec.Reason != shim.ReasonGit { // else the error says it
+		printGitLost(w, rec)
+	}
 }
 
 // printEnd says what the harness's exit code does not.

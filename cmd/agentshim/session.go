@@ -66,14 +66,14 @@ func newKeep() *cobra.Command {
 	}
 }
 
-// dress lets a session's start say what a run's does.
+// dress lets a run's start, and a session's, say what it does.
 func dress(j *shim.Job, w io.Writer) {
 	j.Progress = w
 	j.Notice = func(format string, args ...any) {
 		fmt.Fprintf(w, "agentshim: %s\n", visible(fmt.Sprintf(format, args...)))
 	}
 	j.Proven = func(p spec.Plan, a shim.Attestation) { printProven(w, p, a) }
-	j.Log = func(format string, args ...any) { logrus.Debugf(format, args...) }
+	j.Log = logrus.Debugf
 }
 
 func newDown() *cobra.Command {
@@ -90,13 +90,7 @@ func newDown() *cobra.Command {
 				return err
 			}
 			rec, err := store.Down(cmd.Context(), args[0])
-			if !quiet {
-				printEnd(os.Stderr, rec)
-			}
-			printPlanted(os.Stderr, rec)
-			if rec.Reason != shim.ReasonGit { // else the error says it
-				printGitLost(os.Stderr, rec)
-			}
+			printOutcome(os.Stderr, rec, quiet)
 			return err
 		},
 	}
