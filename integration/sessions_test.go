@@ -54,7 +54,7 @@ func (x *sessions) of(t *testing.T, s setup, file string) string {
 		key = file // what it names is beside it
 	}
 	if x.ids[key] == "" {
-		id := s.plain().upOnly(t, call{}, file)
+		id := s.plain().upOnly(t, call{State: s.private(x.t)}, file) // its record outlives the subtest
 		x.t.Cleanup(func() { s.plain().call(x.t, call{}, "down", id) })
 		x.ids[key] = id
 	}
