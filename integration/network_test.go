@@ -302,7 +302,7 @@ func TestNetworkChanged(t *testing.T) {
 		a.engine(t, "network", "create", other).ok(t)
 		t.Cleanup(func() { a.engine(t, "network", "rm", other).ok(t) })
 		for _, change := range [][]string{nil, {"network", "connect", other}, {"network", "disconnect", "--force", a.network}} {
-			b := s.launch(t, call{Net: w}, spec{"egress": a.egress()}, `echo ready; trap 'echo done; exit 3' USR1; while :; do sleep 0.1; done`)
+			b := s.launch(t, call{Net: w}, spec{"egress": a.egress()}, `trap 'echo done; exit 3' USR1; echo ready; while :; do sleep 0.1; done`)
 			if line, err := b.out.ReadString('\n'); line != "ready\n" {
 				t.Fatalf("first line %q, %v; %s", line, err, b.stderr.String())
 			}
