@@ -234,7 +234,7 @@ type Egress struct {
 	// Renderer is auto, nftables or iptables. Default auto.
 	Renderer string `json:"renderer,omitempty" jsonschema:"enum=auto,enum=nftables,enum=iptables,default=auto"`
 	// Proxy is http://[USER:PASSWORD@]HOST[:PORT] of a proxy that connections to the outside go through, or
-	// env for the caller's variables.
+	// https, socks5 or socks5h instead of http, or env for the caller's variables.
 	Proxy string `json:"proxy,omitempty" jsonschema:"minLength=1"`
 }
 

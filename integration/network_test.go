@@ -339,12 +339,17 @@ func TestNetworkRefused(t *testing.T) {
 }
 
 // TestDefaultNetwork: without a name it is the engine's own; N20: the host's loopback
-// stays closed where the network could lead to it.
+// stays closed where the network could lead to it. With an upstream proxy names go through
+// it, and what is reached directly does not.
 func TestDefaultNetwork(t *testing.T) {
 	w := outside(t)
 	w.settle()
 	w.joinDocker(t)
-	good, name := []string{"tcp", "192.175.48.40:9007", "x"}, []string{"tls", "api.allowed.example:443", "api.allowed.example", "x"}
+	u, err := sharedUpstream()
+	if err != nil {
+		t.Fatal(err)
+	}
+	good, name := []string{"tcp", "192.175.48.40:9007", "x"}, []string{"tls", "only.proxied.example:443", "only.proxied.example", "x"}
 	closed := attempts{
 		{"tcp", at("10.0.2.2", otherServicePort), "x"},
 		{"tcp", at("10.0.2.3", 9007), "x"},
@@ -353,9 +358,12 @@ func TestDefaultNetwork(t *testing.T) {
 		{"tcp", at(callerLAN, hostPort), "x"},
 	}
 	each(t, func(t *testing.T, s setup) {
-		egress := attached{}.egress("0.0.0.0/0", "api.allowed.example")
+		egress := attached{}.egress("0.0.0.0/0", "only.proxied.example")
 		delete(egress, "network")
-		got, _ := s.reach(t, w, egress, append(attempts{good, name}, closed...))
+		egress["proxy"] = fmt.Sprintf("socks5h://user:%s@%s", proxySecret, at(neighbour, socksPort))
+		ops := append(attempts{good, name}, closed...)
+		file := s.write(t, reachFields(t, egress, spec{"accept": []any{"rootless-cgroup-limits", "proxy-resolves"}}))
+		got := endings(t, s.call(t, call{Net: w}, "exec", "--spec", file, "--", ops.json(t)), ops)
 		if got.of(good...) != "ok: x" || !strings.HasPrefix(got.of(name...), "ok: world") {
 			t.Errorf("%v", got)
 		}
@@ -365,6 +373,9 @@ func TestDefaultNetwork(t *testing.T) {
 			}
 		}
 	})
+	if !u.was("SOCKS only.proxied.example:443") || u.was("SOCKS 192.175.48.40:9007") {
+		t.Error("the proxy was not asked for the name, or for what is reached directly")
+	}
 }
 
 // TestDualStackNetwork: A20, A21: siblings by IPv6, and nothing else by it unless it is

@@ -76,7 +76,10 @@ func failure(t destination, err error) Verdict {
 	v := Verdict{Rule: t.verdict.Rule, Reason: RefusedDial, Why: err.Error()}
 	var errno syscall.Errno
 	var dns *net.DNSError
+	var proxy proxyError
 	switch {
+	case errors.As(err, &proxy):
+		v.Reason, v.Why = RefusedProxy, proxy.Error()
 	case errors.As(err, &dns):
 		v.Reason, v.Why = RefusedResolve, "no answer from the resolver"
 		// An error of the connection to the resolver holds addresses of the host's own,
@@ -96,7 +99,7 @@ func failure(t destination, err error) Verdict {
 
 // dial connects to a permitted target: for a name, to one of the addresses that the
 // host's resolver gives for it now. Without a connection, the verdict says why.
-func (g *Gateway) dial(ctx context.Context, t destination) (*net.TCPConn, netip.Addr, Verdict) {
+func (g *Gateway) dial(ctx context.Context, t destination) (outward, netip.Addr, Verdict) {
 	if g.dials.Wait(ctx) != nil {
 		return nil, t.addr, failure(t, context.Canceled)
 	}
@@ -121,7 +124,7 @@ func (g *Gateway) dial(ctx context.Context, t destination) (*net.TCPConn, netip.
 }
 
 // dialHost connects to the one port of the host's loopback that a host service has.
-func (g *Gateway) dialHost(ctx context.Context, t destination) (*net.TCPConn, netip.Addr, Verdict) {
+func (g *Gateway) dialHost(ctx context.Context, t destination) (outward, netip.Addr, Verdict) {
 	d := net.Dialer{Timeout: g.limits.dialWait}
 	var first error
 	for _, loopback := range []string{"127.0.0.1", "::1"} {
@@ -136,7 +139,7 @@ func (g *Gateway) dialHost(ctx context.Context, t destination) (*net.TCPConn, ne
 	return nil, t.addr, failure(t, first)
 }
 
-func (g *Gateway) dialled(c net.Conn, t destination) (*net.TCPConn, netip.Addr, Verdict) {
+func (g *Gateway) dialled(c net.Conn, t destination) (outward, netip.Addr, Verdict) {
 	tcp := c.(*net.TCPConn) // what a net.Dialer gives for "tcp"
 	g.lean(tcp)
 	return tcp, tcp.RemoteAddr().(*net.TCPAddr).AddrPort().Addr().Unmap(), t.verdict

@@ -2,6 +2,7 @@ package netpolicy
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"net"
@@ -246,8 +247,13 @@ func (g *Gateway) accept(l *net.TCPListener, pace *rate.Limiter) *net.TCPConn {
 	return nil
 }
 
-// reset ends a connection with RST.
-func reset(c *net.TCPConn) {
-	_ = c.SetLinger(0)
+// reset ends a connection with RST, the one below where c is over TLS.
+func reset(c net.Conn) {
+	if over, ok := c.(*tls.Conn); ok {
+		c = over.NetConn()
+	}
+	if tcp, ok := c.(*net.TCPConn); ok {
+		_ = tcp.SetLinger(0)
+	}
 	c.Close()
 }

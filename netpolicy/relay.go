@@ -155,12 +155,12 @@ func (g *Gateway) carry(in *net.TCPConn, t destination) {
 		reset(out)
 	}
 	_ = out.SetWriteDeadline(time.Time{})
-	sent, received := g.pipes.pair(in, out)
+	sent, received := g.pair(in, out)
 	g.tell(t.end(sent+int64(len(head)), received))
 }
 
 // reach dials the target.
-func (g *Gateway) reach(t destination) (out *net.TCPConn, addr netip.Addr, v Verdict) {
+func (g *Gateway) reach(t destination) (out outward, addr netip.Addr, v Verdict) {
 	apart(func() { out, addr, v = g.dial(g.ctx, t) })
 	return out, addr, v
 }
@@ -177,7 +177,7 @@ func apart(f func()) {
 }
 
 // resetAtEnd resets c when the gateway ends. The function it gives takes that back.
-func (g *Gateway) resetAtEnd(c *net.TCPConn) func() bool {
+func (g *Gateway) resetAtEnd(c net.Conn) func() bool {
 	return context.AfterFunc(g.ctx, func() { reset(c) })
 }
 

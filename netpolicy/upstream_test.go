@@ -7,6 +7,7 @@ import (
 	"net/url"
 	"strings"
 	"testing"
+	"time"
 )
 
 // junction is a proxy that answers each request with what a test says, and keeps what it
@@ -16,14 +17,14 @@ type junction struct {
 	asked chan string
 }
 
-func newJunction(t *testing.T, answer string) *junction {
+// serveEach gives the address of a server that has each connection from f, which it then closes.
+func serveEach(t *testing.T, f func(net.Conn)) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { l.Close() })
-	j := &junction{addr: l.Addr().String(), asked: make(chan string, 16)}
 	go func() {
 		for {
 			c, err := l.Accept()
@@ -32,23 +33,35 @@ func newJunction(t *testing.T, answer string) *junction {
 			}
 			go func() {
 				defer c.Close()
-				head, err := readHead(c, 4096)
-				if err != nil {
-					return
-				}
-				j.asked <- string(head)
-				_, _ = io.WriteString(c, answer)
-				_, _ = io.Copy(c, c)
+				f(c)
 			}()
 		}
 	}()
+	return l.Addr().String()
+}
+
+func newJunction(t *testing.T, answer string) *junction {
+	t.Helper()
+	j := &junction{asked: make(chan string, 16)}
+	j.addr = serveEach(t, func(c net.Conn) { j.connected(c, answer) })
 	return j
+}
+
+// connected takes a CONNECT, and then echoes.
+func (j *junction) connected(c net.Conn, answer string) {
+	head, err := readHead(c, 4096)
+	if err != nil {
+		return
+	}
+	j.asked <- string(head)
+	_, _ = io.WriteString(c, answer)
+	_, _ = io.Copy(c, c)
 }
 
 // through gives a world whose gateway uses the proxy.
 func through(t *testing.T, j *junction, user *url.Userinfo) *world {
 	return newWorld(t, func(w *world) {
-		w.g.Via(NewUpstream(Proxy{Address: j.addr}, user))
+		w.g.Via(NewUpstream(Proxy{Scheme: ProxyHTTP, Address: j.addr}, user))
 		w.g.limits.headerBytes = 1024
 	})
 }
@@ -83,15 +96,19 @@ func TestUpstream(t *testing.T) {
 // what the proxy wrote.
 func TestUpstreamAnswers(t *testing.T) {
 	for name, c := range map[string]struct{ answer, why string }{
-		"refused":        {"HTTP/1.1 403 secret of the proxy\r\n\r\nsecret", "the upstream proxy answered 403 Forbidden"},
-		"credentials":    {"HTTP/1.1 407 Who\r\nProxy-Authenticate: Basic realm=secret\r\n\r\n", "the upstream proxy answered 407 Proxy Authentication Required"},
-		"no HTTP":        {"SSH-2.0-secret\r\n\r\n", "the upstream proxy did not answer as a proxy"},
-		"a long head":    {"HTTP/1.1 200 OK\r\nX: " + strings.Repeat("x", 2000) + "\r\n\r\n", "the upstream proxy did not answer as a proxy"},
-		"a control code": {"HTTP/1.1 200 OK\r\nX\x01: y\r\n\r\n", "the upstream proxy did not answer as a proxy"},
-		"another number": {"HTTP/1.1 999 x\r\n\r\n", "the upstream proxy answered 999 "},
+		"refused":               {"HTTP/1.1 403 secret of the proxy\r\n\r\nsecret", "the upstream proxy answered 403 Forbidden"},
+		"credentials":           {"HTTP/1.1 407 Who\r\nProxy-Authenticate: Basic realm=secret\r\n\r\n", "the upstream proxy answered 407 Proxy Authentication Required"},
+		"no HTTP":               {"SSH-2.0-secret\r\n\r\n", "the upstream proxy did not answer as a proxy"},
+		"a long head":           {"HTTP/1.1 200 OK\r\nX: " + strings.Repeat("x", 2000) + "\r\n\r\n", "the upstream proxy did not answer as a proxy"},
+		"a control code":        {"HTTP/1.1 200 OK\r\nX\x01: y\r\n\r\n", "the upstream proxy did not answer as a proxy"},
+		"another number":        {"HTTP/1.1 999 x\r\n\r\n", "the upstream proxy answered 999 "},
+		"only on its way":       {strings.Repeat("HTTP/1.1 103 Early Hints\r\n\r\n", 2000), "the upstream proxy answered 103 Early Hints"},
+		"another protocol":      {"HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\n\r\n", "the upstream proxy answered 101 Switching Protocols"},
+		"an end without an end": {"HTTP/1.1 200 OK\r\nX: ", "the upstream proxy did not answer in time"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := through(t, newJunction(t, c.answer), nil)
+			w.g.limits.dialWait = time.Second
 			wantReset(t, w.connect(w.allow("db.example", 5432, Verdict{Rule: "db.example:5432"})))
 			if e := w.refused(EventConnect, RefusedProxy); e.Verdict.Why != c.why || e.Verdict.Rule != "db.example:5432" {
 				t.Errorf("%+v", e.Verdict)
@@ -114,7 +131,7 @@ func TestUpstreamAnswers(t *testing.T) {
 
 // TestUpstreamCarries: which targets go through the proxy.
 func TestUpstreamCarries(t *testing.T) {
-	u := NewUpstream(Proxy{Address: "127.0.0.1:1", NoProxy: "direct.example, .below.example,10.0.0.0/8,port.example:80"}, nil)
+	u := NewUpstream(Proxy{Scheme: ProxyHTTP, Address: "127.0.0.1:1", NoProxy: "direct.example, .below.example,*.under.example,10.0.0.0/8,192.0.2.7,[2001:db8::7]:80,port.example:80,,:1"}, nil)
 	for _, c := range []struct {
 		name, addr string
 		port       int
@@ -130,6 +147,11 @@ func TestUpstreamCarries(t *testing.T) {
 		{"port.example", "", 443, true},
 		{"", "10.1.2.3", 443, false},
 		{"", "192.0.2.1", 443, true},
+		{"", "192.0.2.7", 443, false},
+		{"", "2001:db8::7", 80, false},
+		{"", "2001:db8::7", 443, true},
+		{"x.under.example", "", 443, false},
+		{"under.example", "", 443, true},
 	} {
 		d := destination{name: c.name, port: c.port}
 		if c.addr != "" {
@@ -138,6 +160,10 @@ func TestUpstreamCarries(t *testing.T) {
 		if got := u.carries(d); got != c.want {
 			t.Errorf("%+v: %v", c, got)
 		}
+	}
+	all := NewUpstream(Proxy{Scheme: ProxySOCKS5H, Address: "127.0.0.1:1", NoProxy: "*"}, nil)
+	if all.carries(destination{name: "a.example", port: 443}) {
+		t.Error("but for all")
 	}
 	var none *Upstream
 	if none.carries(destination{name: "a.example", port: 443}) {
@@ -171,6 +197,74 @@ func TestUpstreamJudges(t *testing.T) {
 	if len(j.asked) > 0 {
 		t.Errorf("the proxy was asked: %q", <-j.asked)
 	}
+}
+
+// TestUpstreamExempt: what NO_PROXY names is looked up, judged and dialled as without a proxy.
+func TestUpstreamExempt(t *testing.T) {
+	j := newJunction(t, "HTTP/1.1 200 OK\r\n\r\n")
+	w := newWorld(t, func(w *world) {
+		w.g.Via(NewUpstream(Proxy{Scheme: ProxyHTTP, Address: j.addr, NoProxy: "direct.example"}, nil))
+	})
+	w.zone.set("db.direct.example", "10.1.2.3")
+	w.zone.set("db.proxied.example", "10.1.2.3")
+	w.policy.judgeDials(onlyReachable)
+	wantReset(t, w.connect(w.allow("db.direct.example", 5432, Verdict{})))
+	if e := w.refused(EventConnect, RefusedAddress); e.Addr != netip.MustParseAddr("10.1.2.3") || len(j.asked) > 0 {
+		t.Errorf("%+v, the proxy was asked %d times", e, len(j.asked))
+	}
+	echoes(t, w.connect(w.allow("db.proxied.example", 5432, Verdict{})))
+}
+
+// echoes checks that what is sent comes back.
+func echoes(t *testing.T, c net.Conn) {
+	t.Helper()
+	got := make([]byte, 4)
+	if _, err := io.WriteString(c, "echo"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.ReadFull(c, got); err != nil || string(got) != "echo" {
+		t.Fatalf("%q %v", got, err)
+	}
+}
+
+// wholeAnswer is a proxy whose whole answer is there.
+type wholeAnswer struct {
+	net.Conn
+	r io.Reader
+}
+
+func (a wholeAnswer) Read(p []byte) (int, error)  { return a.r.Read(p) }
+func (a wholeAnswer) Write(p []byte) (int, error) { return len(p), nil }
+func (a wholeAnswer) Close() error                { return nil }
+func (a wholeAnswer) SetDeadline(time.Time) error { return nil }
+
+// FuzzUpstream: whatever a proxy answers, what it wrote is in no message, and what stands behind a
+// consent is all there.
+func FuzzUpstream(f *testing.F) {
+	f.Add("HTTP/1.1 200 OK\r\n\r\nrest", false)
+	f.Add("HTTP/1.1 407 Who\r\nContent-Length: 3\r\n\r\nyou", false)
+	f.Add("\x05\x02\x01\x00\x05\x00\x00\x03\x02ab\x00\x50rest", true)
+	f.Add("\x05\xff", true)
+	f.Add("\x05\x00\x05\x02\x00\x01\x00\x00\x00\x00\x00\x00", true)
+	f.Fuzz(func(t *testing.T, in string, socks bool) {
+		u := NewUpstream(Proxy{Scheme: ProxyHTTP, Address: "proxy.example:1"}, url.UserPassword("user", "s3cret"))
+		left := strings.NewReader(in)
+		ask := func() error { return u.request(wholeAnswer{r: left}, "db.example:5432", 256) }
+		if socks {
+			ask = func() error { return u.socks(t.Context(), wholeAnswer{r: left}, "db.example:5432") }
+		}
+		err := ask()
+		if err == nil {
+			if taken := len(in) - left.Len(); taken > 270 || !socks && !strings.HasSuffix(in[:taken], "\r\n\r\n") {
+				t.Fatalf("%q: %d bytes taken", in, taken)
+			}
+			return
+		}
+		text := string(proxyFault(t.Context(), err))
+		if len(text) > 100 || strings.Contains(text, "s3cret") || escape(text) != text {
+			t.Fatalf("%q: %q", in, text)
+		}
+	})
 }
 
 // FuzzReadHead: of a proxy's answer no more than the bound is kept, and no byte behind the

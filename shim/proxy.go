@@ -1,7 +1,10 @@
 package shim
 
 import (
+	"crypto/x509"
+	"errors"
 	"net/url"
+	"path/filepath"
 
 	"github.com/agentshim/agentshim/harness"
 	"github.com/agentshim/agentshim/netpolicy"
@@ -14,8 +17,41 @@ func (p *prepared) probeProxy() error {
 	if err != nil || proxy == nil {
 		return err
 	}
-	p.host.Proxy, p.proxyUser = &netpolicy.Proxy{Address: proxy.Address, NoProxy: noProxy}, proxy.User
+	p.host.Proxy, p.proxyUser = &netpolicy.Proxy{Scheme: proxy.Scheme, Address: proxy.Address, NoProxy: noProxy}, proxy.User
+	if proxy.Scheme == "https" {
+		return anyRoots(x509.SystemCertPool())
+	}
 	return nil
+}
+
+// anyRoots refuses a host that can't tell the proxy from another one. Go's crypto/x509 leaves
+// out what it doesn't find.
+func anyRoots(roots *x509.CertPool, err error) error {
+	if err == nil && roots.Equal(x509.NewCertPool()) {
+		err = errors.New("this host trusts no certificate authority")
+	}
+	if err == nil {
+		return nil
+	}
+	return &Error{
+		Reason: ReasonPolicy, Msg: "egress.proxy: an https proxy can't be verified", Err: err,
+		Hint: "install the host's ca-certificates, or name a file of certificates in SSL_CERT_FILE",
+	}
+}
+
+// rootsEnv are the variables by which Go's crypto/x509 finds the host's certificate authorities.
+func rootsEnv(getenv func(string) string) []string {
+	out := []string{}
+	if file := getenv("SSL_CERT_FILE"); file != "" {
+		if abs, err := filepath.Abs(file); err == nil {
+			file = abs
+		}
+		out = append(out, "SSL_CERT_FILE="+file)
+	}
+	if dirs := getenv("SSL_CERT_DIR"); dirs != "" {
+		out = append(out, "SSL_CERT_DIR="+dirs)
+	}
+	return out
 }
 
 // findProxy gives the file's proxy, or the one that the caller's variables name for https:
@@ -44,7 +80,7 @@ func findProxy(value string, getenv func(string) string) (*harness.Proxy, string
 	if err != nil {
 		return nil, "", &Error{
 			Reason: ReasonPolicy, Msg: "egress.proxy: the variable " + name, Err: err,
-			Hint: "write http://HOST:PORT there, or in egress.proxy",
+			Hint: "write http://HOST:PORT there (or https, socks5, socks5h), or in egress.proxy",
 		}
 	}
 	_, noProxy := firstSet(getenv, "NO_PROXY", "no_proxy")

@@ -84,7 +84,7 @@ func stringsOf(list [][]byte) []string {
 }
 
 // startKeeper runs this very program as a session's keeper, with nothing of the caller's but
-// its ids, and returns the connection to it.
+// its ids and which certificate authorities it trusts, and returns the connection to it.
 func (f folders) startKeeper(id string) (*keeperConn, error) {
 	if err := os.MkdirAll(f.record(id), 0o700); err != nil {
 		return nil, &Error{Reason: ReasonState, Err: err}
@@ -106,7 +106,7 @@ func (f folders) startKeeper(id string) (*keeperConn, error) {
 	}
 	cmd := exec.Command("/proc/self/exe", KeepVerb)
 	cmd.Args[0] = "agentshim"
-	cmd.Env, cmd.Dir = []string{}, "/"
+	cmd.Env, cmd.Dir = rootsEnv(os.Getenv), "/"
 	cmd.Stdout, cmd.Stderr, cmd.ExtraFiles = log, log, []*os.File{theirs}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	if err := cmd.Start(); err != nil {

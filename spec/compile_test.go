@@ -148,7 +148,11 @@ func compileGolden(t *testing.T, h harness.Harness, host Host) Plan {
 	host.Mounts.Git = gitFacts[h.Name]
 	host.Network = networkFacts(h, host)
 	if h.Egress.Proxy != "" {
-		host.Proxy = &netpolicy.Proxy{Address: "proxy.example:3128", NoProxy: "direct.example"}
+		p, err := harness.ParseProxy(h.Egress.Proxy)
+		if err != nil {
+			t.Fatal(err)
+		}
+		host.Proxy = &netpolicy.Proxy{Scheme: p.Scheme, Address: p.Address, NoProxy: "direct.example"}
 	}
 	plan, err := Compile(h, host, Options{EnvFiles: envFileNames(h)})
 	if err != nil {
@@ -284,7 +288,8 @@ func TestRefusals(t *testing.T) {
 		"image for another uid":      {`"workspace":{"source":"."}}`, with(dockerRoot, func(h *Host) { h.Image.User = "1234:5" }), "image-user", "1234"},
 		"egress rule":                {`"user":"5:5","egress":{"mode":"allow-list","allow":["a.example","*"]}}`, dockerRoot, "policy", "$.egress.allow[1]: "},
 		"egress without effect":      {`"user":"5:5","egress":{"allow":["a.example"]}}`, dockerRoot, "policy", "$.egress.mode: "},
-		"proxy not accepted":         {`"user":"5:5","egress":{"mode":"open","proxy":"env"}}`, with(dockerRoot, func(h *Host) { h.Proxy = &netpolicy.Proxy{Address: "p:1"} }), "widening", "proxy-resolves"},
+		"proxy not accepted":         {`"user":"5:5","egress":{"mode":"open","proxy":"env"}}`, with(dockerRoot, func(h *Host) { h.Proxy = &netpolicy.Proxy{Scheme: "http", Address: "p:1"} }), "widening", "proxy-resolves"},
+		"SOCKS proxy not accepted":   {`"user":"5:5","egress":{"mode":"open","proxy":"env"}}`, with(dockerRoot, func(h *Host) { h.Proxy = &netpolicy.Proxy{Scheme: "socks5h", Address: "p:1"} }), "widening", "proxy-resolves"},
 		"dangerous call":             {`"user":"5:5","seccomp":{"allow":["ptrace"]}}`, dockerRoot, "widening", "syscall:ptrace"},
 		"another call accepted":      {`"user":"5:5","seccomp":{"allow":["ptrace"]},"accept":["syscall:bpf"]}`, dockerRoot, "widening", "syscall:ptrace"},
 		"nested not accepted":        {`"user":"5:5","seccomp":{"profile":"nested"}}`, dockerRoot, "widening", "nested-seccomp"},

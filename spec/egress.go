@@ -88,7 +88,7 @@ func (c *compiler) egressNotes() {
 			c.widen("egress:"+r.String()+" ech", false, "the server name may be encrypted: another site of the same provider may be reached")
 		}
 	}
-	if p.Proxy != nil {
+	if p.Proxy != nil && p.Proxy.Resolves() {
 		c.widen("proxy-resolves", true, "the upstream proxy at %s looks names up: where they lead, to private addresses too, is not judged", p.Proxy.Address)
 	}
 	for _, s := range p.HostServices {
@@ -110,6 +110,9 @@ func (p Plan) egressText(line func(name, format string, args ...any)) {
 	}
 	if e.Proxy != nil {
 		line("proxy", "%s", e.Proxy.Text())
+		if e.Network != nil {
+			line("proxy", "not for address ranges and the network's other containers: they are reached directly")
+		}
 	}
 	for _, r := range e.Allow {
 		line("allow", "%s", ruleText(r, e.Network != nil))
