@@ -35,7 +35,7 @@ readonly rootless_user=agentshim-rootless
 readonly docker_user=agentshim-docker
 
 readonly all_packages=(
-	docker.io podman runc crun uidmap slirp4netns fuse-overlayfs docker-registry
+	docker.io podman runc crun uidmap slirp4netns passt fuse-overlayfs docker-registry
 	iptables nftables busybox-static libseccomp-dev pkg-config gcc libc6-dev
 	tmux strace make git mmdebstrap musl-tools
 )
@@ -65,7 +65,7 @@ readonly bench_packages=(tinyproxy-bin squid)
 readonly hello_packages=(docker.io runc iptables busybox-static)
 # The same needs as programs, for a system without dpkg.
 readonly all_programs=(
-	docker dockerd podman runc crun newuidmap slirp4netns iptables nft busybox
+	docker dockerd podman runc crun newuidmap slirp4netns pasta iptables nft busybox
 	pkg-config gcc tmux strace make git mmdebstrap musl-gcc npm
 )
 readonly all_images=(hello env volume user health)

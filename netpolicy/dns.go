@@ -23,9 +23,10 @@ type Resolver struct {
 	// Permitted reports whether a canonical name is the target of some rule.
 	Permitted func(name string) bool
 	// Siblings gives the addresses of another container of the sandbox's network, none for
-	// what is no sibling's name; nil where there is no network. Names of one label come here
-	// only. Who answers must not ask anybody outside: the sandbox chooses the names.
-	Siblings func(name string) []netip.Addr
+	// what is no sibling's name, an error where that is not known; nil where there is no
+	// network. Names of one label come here only. Who answers must not ask anybody outside:
+	// the sandbox chooses the names.
+	Siblings func(name string) ([]netip.Addr, error)
 	// Refused is told each question for a name that is not permitted; it may be nil.
 	// The name is canonical, or empty for one that is no host name.
 	Refused func(name string)
@@ -50,10 +51,10 @@ func overfull(packet []byte) bool {
 const siblingTTL = 2
 
 // siblings are the addresses of another container, nil for none.
-func (r Resolver) siblings(name string) []netip.Addr {
+func (r Resolver) siblings(name string) ([]netip.Addr, error) {
 	name = strings.ToLower(strings.TrimSuffix(name, "."))
 	if r.Siblings == nil || !isSiblingName(name) {
-		return nil
+		return nil, nil
 	}
 	return r.Siblings(name)
 }
@@ -122,7 +123,11 @@ func (r Resolver) answer(q, reply *dns.Msg) int {
 	}
 	name, err := CanonicalName(question.Name)
 	if err != nil || !r.Permitted(name) {
-		if found := r.siblings(question.Name); found != nil {
+		found, err := r.siblings(question.Name)
+		if err != nil {
+			return dns.RcodeServerFailure
+		}
+		if found != nil {
 			reply.Answer = siblingRecords(question, found)
 			return dns.RcodeSuccess
 		}

@@ -125,12 +125,12 @@ type Gateway struct {
 // permission before a byte moves by it. Its error ends all traffic for good: nothing is
 // carried that is not logged. siblings is Resolver.Siblings, asked for what no deny entry
 // names; it may be nil, and takes part in how fast questions are answered.
-func NewGateway(t *Table, l Listeners, siblings func(name string) []netip.Addr, log func(Event) error) *Gateway {
+func NewGateway(t *Table, l Listeners, siblings func(name string) ([]netip.Addr, error), log func(Event) error) *Gateway {
 	g := newGateway(t, l, log)
 	if siblings != nil {
-		g.answers.Siblings = func(name string) []netip.Addr {
+		g.answers.Siblings = func(name string) ([]netip.Addr, error) {
 			if _, denied := onPort(t.deny.named(name), 0); denied {
-				return nil
+				return nil, nil
 			}
 			return siblings(name)
 		}

@@ -252,6 +252,8 @@ func TestWatch(t *testing.T) {
 		"no interface":      {func() error { return deleteLink("eth0") }, ErrGone},
 		"another address":   {func() error { return addAddrOn("eth0", "10.1.2.3/24") }, ErrChanged},
 		"no address":        {func() error { return delAddrOn("eth0", "172.18.0.5/16") }, ErrGone},
+		"it goes down":      {func() error { return downLink("eth0") }, ErrGone},
+		"it is renamed":     {func() error { return renameLink("eth0", "veth1") }, ErrGone},
 		"one of the subnet": {func() error { return addAddrOn("eth0", "172.18.0.6/16") }, nil},
 		"one by IPv6":       {func() error { return addAddrOn("eth0", "fd99::6/64") }, nil},
 		"the sandbox's own": {func() error { return AddWay(namePool) }, nil},
@@ -308,6 +310,23 @@ func deleteLink(name string) error {
 	return netlink.LinkDel(l)
 }
 
+func downLink(name string) error {
+	l, err := netlink.LinkByName(name)
+	if err != nil {
+		return err
+	}
+	return netlink.LinkSetDown(l)
+}
+
+// renameLink does as an engine does that takes a link out of a namespace.
+func renameLink(from, to string) error {
+	l, err := netlink.LinkByName(from)
+	if err != nil {
+		return err
+	}
+	return errors.Join(netlink.LinkSetDown(l), netlink.LinkSetName(l, to))
+}
+
 func addAddrOn(name, text string) error { return changeAddr(name, text, netlink.AddrAdd) }
 func delAddrOn(name, text string) error { return changeAddr(name, text, netlink.AddrDel) }
 
@@ -329,17 +348,20 @@ func TestSiblingNames(t *testing.T) {
 	var asked []string
 	r := Resolver{
 		Names: NewNames(), Permitted: func(name string) bool { return name == "api.example.com" },
-		Siblings: func(name string) []netip.Addr {
+		Siblings: func(name string) ([]netip.Addr, error) {
 			asked = append(asked, name)
-			if name != "db" && name != "api.example.com" && name != "my_db.net" {
-				return nil
+			if name == "down" {
+				return nil, errors.New("the engine does not answer")
 			}
-			return []netip.Addr{netip.MustParseAddr("172.18.0.9"), netip.MustParseAddr("fd77::9")}
+			if name != "db" && name != "api.example.com" && name != "my_db.net" {
+				return nil, nil
+			}
+			return []netip.Addr{netip.MustParseAddr("172.18.0.9"), netip.MustParseAddr("fd77::9")}, nil
 		},
 	}
 	for text, want := range map[string]string{
 		"db. A": "NOERROR 172.18.0.9", "DB. AAAA": "NOERROR fd77::9", "db. TXT": "NOERROR", "my_db.net. A": "NOERROR 172.18.0.9",
-		"nobody. A": "NXDOMAIN", "api.example.com. A": "NOERROR 198.18.1.0", "api.example.com. AAAA": "NOERROR",
+		"nobody. A": "NXDOMAIN", "down. A": "SERVFAIL", "api.example.com. A": "NOERROR 198.18.1.0", "api.example.com. AAAA": "NOERROR",
 		`d\098. A`: "NOERROR 172.18.0.9", `db\000. A`: "NXDOMAIN", "d*b. A": "NXDOMAIN", ". A": "NXDOMAIN",
 	} {
 		name, kind, _ := strings.Cut(text, " ")

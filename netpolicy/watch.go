@@ -1,6 +1,7 @@
 package netpolicy
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -110,6 +111,10 @@ func (n Network) change(m syscall.NetlinkMessage) error {
 		if !slices.Contains(append([]string{"lo", n.Interface}, fallbackTunnels...), name) {
 			return fmt.Errorf("%w: interface %q is new", ErrChanged, name)
 		}
+		// Before it is renamed and moved out, and before its addresses go, it is down.
+		if name == n.Interface && !up(m) {
+			return fmt.Errorf("%w: interface %q is down", ErrGone, name)
+		}
 	case unix.RTM_DELLINK:
 		return fmt.Errorf("%w: interface %q", ErrGone, strings.TrimRight(string(attribute(attrs, unix.IFLA_IFNAME)), "\x00"))
 	case unix.RTM_NEWADDR, unix.RTM_DELADDR:
@@ -123,6 +128,12 @@ func (n Network) change(m syscall.NetlinkMessage) error {
 		}
 	}
 	return nil
+}
+
+// up reports whether the link that a message is about is: rtnetlink(7), struct ifinfomsg.
+func up(m syscall.NetlinkMessage) bool {
+	const flags = 8
+	return len(m.Data) >= unix.SizeofIfInfomsg && binary.NativeEndian.Uint32(m.Data[flags:])&unix.IFF_UP != 0
 }
 
 func attribute(attrs []syscall.NetlinkRouteAttr, kind uint16) []byte {

@@ -22,7 +22,7 @@ import (
 // an engine's client can't be one.
 var networkName = regexp.MustCompile(`^[a-zA-Z0-9][a-zA-Z0-9_.-]{0,127}$`)
 
-var notNetworks = []string{"none", "host", "default", "private", "container", "ns", "pasta", spec.SlirpNetwork}
+var notNetworks = []string{"none", "host", "default", "private", "container", "ns", spec.PastaNetwork, spec.SlirpNetwork}
 
 func checkNetworkName(name string) error {
 	if name != "" && (!networkName.MatchString(name) || slices.Contains(notNetworks, name)) {
@@ -216,7 +216,10 @@ func (d *docker) siblings(ctx context.Context, network string) (map[string][]net
 	for _, c := range list[:min(len(list), maxSiblings)] {
 		var one siblingContainer
 		if err := d.api.get(ctx, "/containers/"+c.ID+"/json", &one); err != nil {
-			continue // it is gone again
+			if errors.Is(err, errNotFound) {
+				continue // it is gone again
+			}
+			return nil, err
 		}
 		one.NetworkSettings.Networks[network].add(found, network, one.Name)
 	}
@@ -225,7 +228,7 @@ func (d *docker) siblings(ctx context.Context, network string) (map[string][]net
 
 func (p *podman) network(ctx context.Context, name string, ipv6 bool) (netpolicy.Network, error) {
 	if name == "" && p.engine.Rootless {
-		return slirp(ipv6), nil
+		return p.userNetwork(ipv6)
 	}
 	if name == "" {
 		name = "podman"
@@ -252,18 +255,18 @@ func (p *podman) network(ctx context.Context, name string, ipv6 bool) (netpolicy
 	return bridge(name, got[0].Driver, subnets)
 }
 
-// slirp is the network that slirp4netns makes: its host and its resolver are closed, and
-// nobody else is in it (slirp4netns(1)).
-func slirp(ipv6 bool) netpolicy.Network {
-	n := netpolicy.Network{
-		Name: spec.SlirpNetwork, Interface: spec.SlirpInterface, Subnets: []netip.Prefix{netip.MustParsePrefix(spec.SlirpSubnet)},
-		Closed: []netip.Addr{netip.MustParseAddr("10.0.2.2"), netip.MustParseAddr("10.0.2.3")},
+// userNetwork is what Podman would take by itself; before Podman 5 it does not say.
+func (p *podman) userNetwork(ipv6 bool) (netpolicy.Network, error) {
+	switch p.rootlessNetwork {
+	case "", spec.SlirpNetwork:
+		return spec.UserNetwork(spec.SlirpNetwork, ipv6), nil
+	case spec.PastaNetwork:
+		return spec.UserNetwork(spec.PastaNetwork, ipv6), nil
 	}
-	if ipv6 {
-		n.Subnets = append(n.Subnets, netip.MustParsePrefix(spec.SlirpSubnet6))
-		n.Closed = append(n.Closed, netip.MustParseAddr("fd00::2"), netip.MustParseAddr("fd00::3"))
+	return netpolicy.Network{}, &Error{
+		Reason: ReasonPolicy, Msg: fmt.Sprintf("rootless containers get their network from %q, of which agentshim does not know how to close the host's loopback", printable(p.rootlessNetwork)),
+		Hint: "in containers.conf set default_rootless_network_cmd to pasta or slirp4netns, or name a network that `podman network ls` lists",
 	}
-	return n
 }
 
 func (p *podman) siblings(ctx context.Context, network string) (map[string][]netip.Addr, error) {
@@ -275,8 +278,12 @@ func (p *podman) siblings(ctx context.Context, network string) (map[string][]net
 	// One that is gone again makes the status bad, and leaves the others in the answer.
 	out, err = p.runner.Run(ctx, p.Command(append([]string{"inspect", "--type=container"}, ids[:min(len(ids), maxSiblings)]...)...))
 	var list []siblingContainer
-	if json.Unmarshal(out.Stdout, &list) != nil {
+	var failed *EngineError
+	if err != nil && !(errors.As(err, &failed) && strings.Contains(failed.Stderr, "no such")) {
 		return nil, err
+	}
+	if err := json.Unmarshal(out.Stdout, &list); err != nil {
+		return nil, fmt.Errorf("podman inspect: %w", err)
 	}
 	found := map[string][]netip.Addr{}
 	for _, one := range list {
@@ -293,9 +300,10 @@ type siblingNames struct {
 	ctx     context.Context
 	log     func(format string, args ...any)
 
-	mu    sync.Mutex
-	found map[string][]netip.Addr
-	asked time.Time
+	mu     sync.Mutex
+	found  map[string][]netip.Addr
+	failed error
+	asked  time.Time
 }
 
 // Bounds of asking the engine, which an agent makes happen by asking for names.
@@ -304,18 +312,18 @@ const (
 	siblingsTimeout = 5 * time.Second
 )
 
-// lookUp gives a sibling's addresses: those that are the network's own and not closed.
-func (s *siblingNames) lookUp(name string) []netip.Addr {
+// lookUp gives a sibling's addresses: those that are the network's own and not closed. An
+// error says that the engine did not tell.
+func (s *siblingNames) lookUp(name string) ([]netip.Addr, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if time.Since(s.asked) > siblingsAge {
 		ctx, cancel := context.WithTimeout(s.ctx, siblingsTimeout)
 		defer cancel()
-		found, err := s.adapter.siblings(ctx, s.network.Name)
-		if err != nil {
-			s.log("network %s: %v", s.network.Name, err)
+		if s.found, s.failed = s.adapter.siblings(ctx, s.network.Name); s.failed != nil {
+			s.log("network %s: %v", s.network.Name, s.failed)
 		}
-		s.found, s.asked = found, time.Now()
+		s.asked = time.Now()
 	}
 	var out []netip.Addr
 	for _, a := range s.found[name] {
@@ -323,11 +331,11 @@ func (s *siblingNames) lookUp(name string) []netip.Addr {
 			out = append(out, a)
 		}
 	}
-	return out
+	return out, s.failed
 }
 
 // siblingNames is nil where there are no siblings.
-func (c *container) siblingNames(ctx context.Context) func(string) []netip.Addr {
+func (c *container) siblingNames(ctx context.Context) func(string) ([]netip.Addr, error) {
 	n := c.p.plan.Egress.Network
 	if n == nil || !n.Siblings {
 		return nil

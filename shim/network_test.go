@@ -3,6 +3,7 @@ package shim
 import (
 	"context"
 	"errors"
+	"io/fs"
 	"net/http"
 	"net/netip"
 	"strings"
@@ -123,10 +124,17 @@ func TestPodmanNetwork(t *testing.T) {
 	}
 	p.engine.Rootless = true
 	for _, ipv6 := range []bool{false, true} {
-		n, err := p.network(t.Context(), "", ipv6)
-		if err != nil || n.Name != spec.SlirpNetwork || n.Siblings || n.IPv6() != ipv6 {
-			t.Errorf("rootless: %+v %v", n, err)
+		for said, want := range map[string]string{"": spec.SlirpNetwork, "slirp4netns": spec.SlirpNetwork, "pasta": spec.PastaNetwork} {
+			p.rootlessNetwork = said
+			n, err := p.network(t.Context(), "", ipv6)
+			if err != nil || n.Name != want || n.Siblings || n.IPv6() != ipv6 {
+				t.Errorf("rootless, %q: %+v %v", said, n, err)
+			}
 		}
+	}
+	p.rootlessNetwork = "passt-ng"
+	if n, err := p.network(t.Context(), "", false); !errors.Is(err, ReasonPolicy) || HintOf(err) == "" {
+		t.Errorf("of an unknown program: %+v %v", n, err)
 	}
 }
 
@@ -140,6 +148,8 @@ func TestPodmanSiblings(t *testing.T) {
 			out: `[{"Name":"one","NetworkSettings":{"Networks":{"net":{"IPAddress":"10.89.0.2","Aliases":["db"]}}}}]`,
 		},
 		scriptedCall{argv: ps},
+		scriptedCall{argv: ps, out: "aa\n"},
+		scriptedCall{argv: []string{"/podman", "inspect", "--type=container", "aa"}, out: "[]", err: failedCall(125, "permission denied")},
 	)
 	got, err := p.siblings(t.Context(), "net")
 	want := map[string][]netip.Addr{"one": addrs("10.89.0.2"), "one.net": addrs("10.89.0.2"), "db": addrs("10.89.0.2"), "db.net": addrs("10.89.0.2")}
@@ -149,18 +159,22 @@ func TestPodmanSiblings(t *testing.T) {
 	if got, err := p.siblings(t.Context(), "net"); err != nil || len(got) != 0 {
 		t.Errorf("nobody there: %v %v", got, err)
 	}
+	if got, err := p.siblings(t.Context(), "net"); err == nil {
+		t.Errorf("what may not be asked is told: %v", got)
+	}
 }
 
 // countingSiblings is an engine that counts how often it is asked.
 type countingSiblings struct {
 	Adapter
-	asked int
-	found map[string][]netip.Addr
+	asked  int
+	found  map[string][]netip.Addr
+	failed error
 }
 
 func (c *countingSiblings) siblings(context.Context, string) (map[string][]netip.Addr, error) {
 	c.asked++
-	return c.found, nil
+	return c.found, c.failed
 }
 
 // TestSiblingNames: only the network's own addresses are told, and the engine is not asked
@@ -170,15 +184,22 @@ func TestSiblingNames(t *testing.T) {
 	n := netpolicy.Network{Siblings: true, Subnets: prefixes("172.18.0.0/16"), Closed: addrs("172.18.0.1")}
 	s := &siblingNames{adapter: engine, network: n, ctx: t.Context(), log: t.Logf}
 	for range 100 {
-		if got := s.lookUp("db"); cmp.Diff(addrs("172.18.0.2"), got, byAddr) != "" || s.lookUp("nobody") != nil {
-			t.Fatalf("%v", got)
+		got, err := s.lookUp("db")
+		nobody, nerr := s.lookUp("nobody")
+		if cmp.Diff(addrs("172.18.0.2"), got, byAddr) != "" || nobody != nil || err != nil || nerr != nil {
+			t.Fatalf("%v %v", got, err)
 		}
 	}
 	if engine.asked != 1 {
 		t.Errorf("asked %d times", engine.asked)
 	}
 	s.asked = time.Now().Add(-siblingsAge - time.Second)
-	s.lookUp("db")
+	engine.found, engine.failed = nil, fs.ErrPermission
+	for range 100 {
+		if got, err := s.lookUp("db"); got != nil || !errors.Is(err, fs.ErrPermission) {
+			t.Fatalf("who may not ask is told: %v %v", got, err)
+		}
+	}
 	if engine.asked != 2 {
 		t.Errorf("asked %d times after its age", engine.asked)
 	}

@@ -35,7 +35,10 @@ type podman struct {
 	hintIgnored   string
 	nofile, nproc uint64
 	lacking       []string
-	images        imageCache
+	// rootlessNetwork is the program that makes rootless containers' networks, empty where
+	// Podman does not say.
+	rootlessNetwork string
+	images          imageCache
 }
 
 func (p *podman) Engine() spec.Engine                { return p.engine }
@@ -139,7 +142,7 @@ func podmanPath(o ProbeOptions, client string) string {
 		}
 	}
 	add(filepath.Dir(client))
-	for _, name := range []string{"newuidmap", "newgidmap", "conmon", "slirp4netns", "fuse-overlayfs", "crun", "runc"} {
+	for _, name := range []string{"newuidmap", "newgidmap", "conmon", "slirp4netns", "pasta", "fuse-overlayfs", "crun", "runc"} {
 		if _, ok := findProgram(o, dirs, name); ok {
 			continue
 		}
@@ -182,8 +185,9 @@ type podmanInfo struct {
 			Path    string `json:"path"`
 			Version string `json:"version"`
 		} `json:"ociRuntime"`
-		ServiceIsRemote bool `json:"serviceIsRemote"`
-		Security        struct {
+		RootlessNetworkCmd string `json:"rootlessNetworkCmd"`
+		ServiceIsRemote    bool   `json:"serviceIsRemote"`
+		Security           struct {
 			AppArmorEnabled bool `json:"apparmorEnabled"`
 			Rootless        bool `json:"rootless"`
 			SeccompEnabled  bool `json:"seccompEnabled"`
@@ -277,7 +281,7 @@ func mapped(ranges []idMapping) uint32 {
 
 // podmanKey names everything that `podman info` depends on but the runtime's file.
 func podmanKey(o ProbeOptions, client string, env []string) string {
-	parts := append([]string{"podman 2", strconv.Itoa(o.callerUID()), identity(o.path(client))}, env...)
+	parts := append([]string{"podman 3", strconv.Itoa(o.callerUID()), identity(o.path(client))}, env...)
 	for _, file := range podmanFiles(o) {
 		parts = append(parts, identity(o.path(file)))
 	}
@@ -349,6 +353,7 @@ func newPodman(ctx context.Context, o ProbeOptions, client, key string, info pod
 			Dirs:           podmanDirs(info),
 		},
 	}
+	p.rootlessNetwork = info.Host.RootlessNetworkCmd
 	p.lacking = podmanLacks(p.engine, info.Host.CgroupControllers)
 	p.engine.LimitsHold = len(p.lacking) == 0
 	p.pullEnv = append(slices.Clip(p.env), passed(o, append([]string{"REGISTRY_AUTH_FILE", "DOCKER_CONFIG"}, proxyAndCA...)...)...)
