@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -292,8 +293,9 @@ func TestNetworkGate(t *testing.T) {
 	})
 }
 
-// TestNetworkChanged: A51: somebody attaches the running sandbox to another network, or
-// takes it off its own: the run ends and says why. The control is left alone.
+// TestNetworkChanged: A51, N25: somebody attaches the running sandbox to another network,
+// takes it off its own, or restarts it: the run ends and says why, no second agent ever
+// runs, and nothing is left. The controls are left alone and killed.
 func TestNetworkChanged(t *testing.T) {
 	w := outside(t)
 	each(t, func(t *testing.T, s setup) {
@@ -301,12 +303,32 @@ func TestNetworkChanged(t *testing.T) {
 		other := a.network + "-other"
 		a.engine(t, "network", "create", other).ok(t)
 		t.Cleanup(func() { a.engine(t, "network", "rm", other).ok(t) })
-		for _, change := range [][]string{nil, {"network", "connect", other}, {"network", "disconnect", "--force", a.network}} {
-			b := s.launch(t, call{Net: w}, spec{"egress": a.egress()}, `trap 'echo done; exit 3' USR1; echo ready; while :; do sleep 0.1; done`)
+		for _, c := range []struct {
+			change []string
+			mode   string
+			reason shim.Reason
+			says   string
+		}{
+			{nil, "network", "", ""},
+			{[]string{"kill"}, "network", shim.ReasonInitLost, "SIGKILL"},
+			{[]string{"network", "connect", other}, "network", shim.ReasonPosture, "network was changed"},
+			{[]string{"network", "disconnect", "--force", a.network}, "network", shim.ReasonPosture, "network was changed"},
+			{[]string{"restart"}, "network", shim.ReasonPosture, "restarted the container"},
+			{[]string{"restart"}, "deny-all", shim.ReasonPosture, "restarted the container"},
+		} {
+			egress, folder := a.egress(), s.folder(t)
+			if c.mode != "network" {
+				if !s.full() {
+					continue
+				}
+				egress = map[string]any{"mode": c.mode}
+			}
+			fields := spec{"egress": egress, "workspace": map[string]any{"source": folder, "mode": "writable"}}
+			b := s.launch(t, call{Net: w}, fields, `echo x >>/workspace/agents; trap 'echo done; exit 3' USR1; echo ready; while :; do sleep 0.1; done`)
 			if line, err := b.out.ReadString('\n'); line != "ready\n" {
 				t.Fatalf("first line %q, %v; %s", line, err, b.stderr.String())
 			}
-			if change == nil {
+			if c.change == nil {
 				b.signal(t, 10)
 				if rest, _ := b.ended(t, 3); rest != "done\n" {
 					t.Errorf("control: %q %s", rest, b.stderr.String())
@@ -314,10 +336,20 @@ func TestNetworkChanged(t *testing.T) {
 				continue
 			}
 			// By name: the helper's container may not be removed yet.
-			id := strings.TrimSpace(a.engine(t, "ps", "--quiet", "--filter", "name=agentshim-[0-9a-f]+$").ok(t).Stdout)
-			a.engine(t, append(change, id)...).ok(t)
-			if _, rec := b.ended(t, shim.ExitRefused); rec.Reason != shim.ReasonPosture {
-				t.Errorf("%q: %s %s", change, rec.Reason, b.stderr.String())
+			const ours = "name=agentshim-[0-9a-f]+$"
+			id := strings.TrimSpace(a.engine(t, "ps", "--quiet", "--filter", ours).ok(t).Stdout)
+			// Podman's own restart fails where the container is removed in the midst of it.
+			if r := a.engine(t, append(c.change, id)...); c.change[0] != "restart" {
+				r.ok(t)
+			}
+			if _, rec := b.ended(t, shim.ExitRefused); rec.Reason != c.reason || !strings.Contains(b.stderr.String(), c.says) {
+				t.Errorf("%q in mode %s: %s %s", c.change, c.mode, rec.Reason, b.stderr.String())
+			}
+			if left := a.engine(t, "ps", "--all", "--quiet", "--filter", ours).ok(t).Stdout; left != "" {
+				t.Errorf("%q in mode %s: left %s", c.change, c.mode, left)
+			}
+			if got, err := os.ReadFile(filepath.Join(folder, "agents")); string(got) != "x\n" || err != nil {
+				t.Errorf("%q in mode %s: agents %q %v", c.change, c.mode, got, err)
 			}
 		}
 	})

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -34,6 +35,8 @@ const (
 type container struct {
 	p     *prepared
 	paths spec.RunPaths
+	// since is before the engine was asked for the container.
+	since time.Time
 	// engine is nil until the container was started.
 	engine attached
 	conn   *wire.Conn
@@ -43,6 +46,8 @@ type container struct {
 	greeted bool
 	// pid is init's as the host numbers it, once Docker's daemon has told it.
 	pid int
+	// init is a pidfd of it.
+	init *os.File
 	// way makes the way out, egress is it; nil without one.
 	way    *way
 	egress *egress
@@ -59,6 +64,7 @@ func (c *container) start(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
+	c.since = time.Now()
 	engine, err := c.p.adapter.start(ctx, c.p.plan, c.paths, c.way.containerMade)
 	if err != nil {
 		return err
@@ -144,6 +150,7 @@ func (c *container) prove(ctx context.Context, rec *Record) error {
 	if len(at.Differences) == 0 {
 		at.Differences = c.compareAccount(rec.Container)
 	}
+	c.watchInit()
 	if len(at.Differences) == 0 {
 		if err := c.proveRest(ctx, at, rec); err != nil {
 			return err
@@ -373,8 +380,17 @@ func (c *container) lost(err error) error {
 		return sessionLost(c.p.session.id, err)
 	}
 	// A stream that is not the container's carries no lifeline either.
-	if errors.Is(err, errMultiplexed) || !within(endTimeout, c.engine.done()) {
+	ended, restarted := false, false
+	if !errors.Is(err, errMultiplexed) {
+		ended, restarted = c.awaitEnd()
+	}
+	if !ended {
 		c.engine.drop() // end need not wait for it again
+	}
+	switch {
+	case restarted:
+		return restartedError()
+	case !ended:
 		return &Error{Reason: ReasonEngineLost, Msg: "the engine does not say how the container ended", Err: err}
 	}
 	status, failed := c.engine.result()
@@ -386,7 +402,11 @@ func (c *container) lost(err error) error {
 	case !c.greeted:
 		return EngineFailure(&EngineError{Argv: []string{c.p.plan.Engine.Kind, "run"}, Stderr: c.engine.said(), Err: status})
 	}
-	return &Error{Reason: ReasonInitLost, Msg: "the container ended without saying how the harness ended" + c.said()}
+	lost := &Error{Reason: ReasonInitLost, Msg: "the container ended without saying how the harness ended" + c.said()}
+	if status.Code > killedStatus {
+		lost.Err = fmt.Errorf("%w: %s", errKilled, unix.SignalName(unix.Signal(status.Code-killedStatus)))
+	}
+	return lost
 }
 
 // said is what the engine said, as the end of a message.
@@ -404,6 +424,7 @@ func (c *container) end(failed error) error {
 		return nil
 	}
 	defer c.engine.close()
+	defer c.init.Close() // nil where it is not watched
 	c.lifeline()
 	// Tunnels may have sent on; an engine that can't hand that over does not end.
 	go func() { _, _ = io.Copy(io.Discard, c.engine.stdout()) }()

@@ -132,12 +132,3 @@ func (p *prepared) probePresets() error {
 	p.host.Presets = PresetAllow(probed)
 	return err
 }
-
-// egressFailed puts the log's error before what it led to.
-func egressFailed(run, egress error) error {
-	var e *Error
-	if errors.As(egress, &e) && (e.Reason == ReasonEgressLost || e.Reason == ReasonPosture) {
-		return egress
-	}
-	return errors.Join(run, egress)
-}

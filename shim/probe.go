@@ -65,6 +65,10 @@ type Adapter interface {
 	// start starts the run's container. It ends with ctx only before that. Docker's calls
 	// made when the container has its ID, before it starts.
 	start(ctx context.Context, plan spec.Plan, paths spec.RunPaths, made func()) (attached, error)
+	// awaitEnd waits until the container's streams ended for good, or ctx did, and reports
+	// whether somebody had it started once more instead. An error says that the engine does
+	// not tell.
+	awaitEnd(ctx context.Context, l life) (restarted bool, err error)
 	// network is what the engine says of one of its networks; the empty name is the one that
 	// it gives a container by default. Names have passed checkNetworkName.
 	network(ctx context.Context, name string, ipv6 bool) (netpolicy.Network, error)
