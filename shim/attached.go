@@ -49,8 +49,13 @@ func (p *podman) start(ctx context.Context, plan spec.Plan, paths spec.RunPaths,
 	if err != nil {
 		return nil, asError(err)
 	}
+	return p.attach(ctx, p.Command(argv...))
+}
+
+// attach starts a client that carries init's streams.
+func (p *podman) attach(ctx context.Context, cmd Command) (attached, error) {
 	// Not ctx: the client is ended through init first.
-	proc, err := p.runner.Start(context.WithoutCancel(ctx), p.Command(argv...))
+	proc, err := p.runner.Start(context.WithoutCancel(ctx), cmd)
 	if err != nil {
 		return nil, &Error{Reason: ReasonEngineFailed, Err: err}
 	}

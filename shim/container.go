@@ -14,7 +14,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/agentshim/agentshim/harness"
 	"github.com/agentshim/agentshim/shim/wire"
 	"github.com/agentshim/agentshim/spec"
 )
@@ -343,7 +342,7 @@ func (c *container) recv(timeout time.Duration) (wire.Frame, error) {
 		if err := f.JSON(&r); err != nil {
 			return f, &Error{Reason: ReasonInitLost, Err: err}
 		}
-		return f, refusedByInit(r, c.p.job.Harness.Harness)
+		return f, c.refusedByInit(r)
 	}
 	return f, nil
 }
@@ -361,12 +360,15 @@ var initReasons = map[string]struct {
 	"steps":           {ReasonSessionBusy, "end other steps, or raise resources.pids and resources.memoryMb"},
 }
 
-func refusedByInit(r wire.Refused, c harness.Command) error {
+func (c *container) refusedByInit(r wire.Refused) error {
 	known, ok := initReasons[r.Reason]
 	if !ok {
 		known.reason = ReasonInternal
 	}
-	if p := c.Provided; p != nil && known.reason == ReasonHarnessMissing && p.Install != "" {
+	if c.p.foreign != nil && r.Reason == "home-file" {
+		known.hint = "promptMode file needs a folder " + wire.AttachDir + " in the container that its user may write"
+	}
+	if p := c.p.job.Harness.Harness.Provided; p != nil && known.reason == ReasonHarnessMissing && p.Install != "" {
 		known.hint += " (" + p.Install + ")"
 	}
 	return &Error{Reason: known.reason, Msg: printable(r.Detail), Hint: known.hint}
@@ -378,6 +380,9 @@ func (c *container) lost(err error) error {
 	c.lifeline()
 	if c.p.session != nil {
 		return sessionLost(c.p.session.id, err)
+	}
+	if c.p.foreign != nil {
+		return c.lostInside(err)
 	}
 	// A stream that is not the container's carries no lifeline either.
 	ended, restarted := false, false

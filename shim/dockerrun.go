@@ -203,8 +203,12 @@ func (a *dockerAPI) attach(ctx context.Context, id string, stdin bool) (*net.Uni
 	if stdin {
 		query.Set("stdin", "1")
 	}
-	path := "/containers/" + id + "/attach"
-	req, err := a.request(ctx, http.MethodPost, path, query, nil)
+	return a.hijack(ctx, "/containers/"+id+"/attach", query, nil)
+}
+
+// hijack turns the connection of a POST into the streams that it asks for.
+func (a *dockerAPI) hijack(ctx context.Context, path string, query url.Values, body []byte) (*net.UnixConn, *demultiplexer, error) {
+	req, err := a.request(ctx, http.MethodPost, path, query, body)
 	if err != nil {
 		return nil, nil, err
 	}

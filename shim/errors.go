@@ -56,6 +56,7 @@ const (
 	ReasonSession           Reason = "session"
 	ReasonSessionBusy       Reason = "session-busy"
 	ReasonSessionLost       Reason = "session-lost"
+	ReasonContainer         Reason = "container"
 	ReasonTimeout           Reason = "timeout"
 	ReasonInterrupted       Reason = "interrupted"
 	ReasonInternal          Reason = "internal"
@@ -109,6 +110,7 @@ func Reasons() []ReasonInfo {
 		{ReasonSession, false, "There is no such session, its name is taken, or it did not become ready."},
 		{ReasonSessionBusy, true, "The session runs as many steps as it can."},
 		{ReasonSessionLost, true, "The session, or what watches the step in it, went away during the step."},
+		{ReasonContainer, false, "The container of --container is not there, does not run, can't be entered, or is agentshim's own."},
 		{ReasonTimeout, false, "The harness ran longer than its timeout. Exit code 124."},
 		{ReasonInterrupted, true, "A signal ended agentshim before the harness started. Exit code 128 and the signal's number."},
 		{ReasonInternal, false, "A fault of agentshim itself."},

@@ -30,7 +30,7 @@ func TestReasonsAreDocumentedOnce(t *testing.T) {
 		ReasonEngineMismatch, ReasonEngineUnsupported, ReasonEngineFailed, ReasonImageMissing, ReasonImagePlatform, ReasonImageUser, ReasonIdentity, ReasonOutputClosed, ReasonEgressLost,
 		ReasonPullFailed, ReasonHarnessMissing, ReasonGap, ReasonWidening, ReasonPosture, ReasonEgressSetup, ReasonPublish, ReasonMount, ReasonGit, ReasonPolicy,
 		ReasonEnvMissing, ReasonCredentials, ReasonPrompt, ReasonOutputFile, ReasonState, ReasonInitMissing, ReasonInitLost, ReasonEngineLost, ReasonTimeout, ReasonInterrupted, ReasonInternal,
-		ReasonSession, ReasonSessionBusy, ReasonSessionLost,
+		ReasonSession, ReasonSessionBusy, ReasonSessionLost, ReasonContainer,
 	} {
 		if !seen[r] {
 			t.Errorf("%s is not in the list", r)

@@ -99,6 +99,9 @@ func (p *prepared) realPath(name string) (string, error) {
 	if p.session != nil {
 		folders = p.session.folders
 	}
+	if p.foreign != nil {
+		folders = p.foreign.writable()
+	}
 	return mounts.Resolve(p.hostPath(name), folders)
 }
 

@@ -79,6 +79,12 @@ type Adapter interface {
 	makeVolume(ctx context.Context, plan spec.Plan, c mounts.Cache, made string) error
 	// giveVolume runs the container that gives a cache's volume to the agent, to its end.
 	giveVolume(ctx context.Context, plan spec.Plan, paths spec.RunPaths, c mounts.Cache) error
+	// foreign is what the engine says of one of its containers, by its id or name.
+	foreign(ctx context.Context, name string) (foreign, error)
+	// enter starts init in a running container that is not agentshim's.
+	enter(ctx context.Context, e entry) (attached, error)
+	// removeProgram removes what enter put into the container.
+	removeProgram(ctx context.Context, e entry) error
 	// pull has the engine fetch ref; progress may be nil.
 	pull(ctx context.Context, ref, platform string, progress io.Writer) error
 }

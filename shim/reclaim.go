@@ -140,6 +140,8 @@ type Leftover struct {
 	// Engine and Container name its container, empty when only files are left.
 	Engine    string `json:"engine,omitempty"`
 	Container string `json:"container,omitempty"`
+	// Path is a folder in the container, which is not agentshim's: only that is removed.
+	Path string `json:"path,omitempty"`
 	// Ref is a reference that now has the run's commits.
 	Ref string `json:"ref,omitempty"`
 	// Kept says why it was not removed; empty when it was, or would be.
@@ -159,7 +161,7 @@ func (s Store) Prune(ctx context.Context, dryRun bool) ([]Leftover, error) {
 		if r.State == RunEnded && !dryRun {
 			errs = append(errs, removeTree(s.folders.record(r.ID), newCopyFolder))
 		}
-		if r.State != RunLost && r.Reason != ReasonEngineLost {
+		if r.State != RunLost && r.Reason != ReasonEngineLost && (r.State != RunEnded || !r.Attached.left()) {
 			continue
 		}
 		left, err := s.reclaim(ctx, engines, r, dryRun)
@@ -280,6 +282,11 @@ func (s Store) reclaim(ctx context.Context, engines map[string]Adapter, r RunInf
 			return []Leftover{{Run: r.ID, Engine: r.Engine.Kind, Kept: "its engine can't be asked: " + err.Error()}}, nil
 		}
 		out, err = removeByLabel(ctx, adapter, r.ID, dryRun)
+		if err != nil {
+			return out, err
+		}
+		left, err := s.pruneAttached(ctx, adapter, &r.Record, dryRun)
+		out = append(out, left...)
 		if err != nil {
 			return out, err
 		}

@@ -39,6 +39,8 @@ type Record struct {
 	Gaps      []spec.Note   `json:"gaps,omitempty"`
 	// Session is set for a session and for each step of one.
 	Session *SessionRecord `json:"session,omitempty"`
+	// Attached is set where the container is not agentshim's.
+	Attached *AttachedRecord `json:"attached,omitempty"`
 	// Attestation is what init saw, and what was weaker than planned.
 	Attestation *Attestation `json:"attestation,omitempty"`
 	// Copy is the workspace's private copy, nil where the run has none.

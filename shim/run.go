@@ -40,6 +40,10 @@ type Job struct {
 	// Session is the id or name of a session: the job is a step of it, of the session's
 	// harness, and Harness, Spec and SpecPath have no effect.
 	Session string
+	// Container is the id or name of a container that agentshim did not start: the harness
+	// runs in it. Attached is called once with what it is, before the harness starts; may be nil.
+	Container string
+	Attached  func(AttachedRecord)
 	// Stdin, Stdout and Stderr are the harness's. Without any prompt, Stdin to its end
 	// is the prompt. A nil Stdin is empty.
 	Stdin          io.Reader
@@ -118,6 +122,10 @@ type prepared struct {
 	terminal *terminal
 	// launched is set when the harness may have run.
 	launched bool
+	// foreign is set for a container that is not agentshim's, envFiles are then the names of
+	// the variables of each file.
+	foreign  *foreign
+	envFiles [][]string
 	// session is set for a session's step, promptPath is where its prompt's file is.
 	session    *sessionStep
 	promptPath string
@@ -364,6 +372,9 @@ func begin(ctx context.Context, j Job, ph *phases, rec *Record) (*prepared, erro
 	if j.Session != "" {
 		return prepareStep(ctx, j, ph, rec)
 	}
+	if j.Container != "" {
+		return prepareAttached(ctx, j, ph, rec)
+	}
 	return prepare(ctx, j, ph, true)
 }
 
@@ -374,6 +385,9 @@ func (p *prepared) run(ctx context.Context, rec *Record) error {
 			return err
 		}
 		return p.runStep(ctx, rec)
+	}
+	if p.foreign != nil {
+		return p.runAttached(ctx, rec)
 	}
 	rec.describe(p)
 	if p.job.keeper == nil {

@@ -27,6 +27,8 @@ type Command struct {
 	Env []string
 	// Stdin is Run's only, nil is /dev/null.
 	Stdin io.Reader
+	// Files are the descriptors 3 and up of what Start starts.
+	Files []*os.File
 	// Progress gets what Run reads from both outputs, as it comes; nil for none.
 	Progress io.Writer
 }
@@ -135,6 +137,7 @@ func (Exec) Start(ctx context.Context, c Command) (Process, error) {
 	if err != nil {
 		return nil, err
 	}
+	cmd.ExtraFiles = c.Files
 	p := &process{cmd: cmd}
 	ends, err := p.pipes()
 	if err != nil {

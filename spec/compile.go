@@ -77,6 +77,8 @@ type compiler struct {
 	o    Options
 	plan Plan
 	errs []error
+	// entered is set for another's container.
+	entered *Entered
 }
 
 func (c *compiler) podman() bool   { return c.host.Engine.Kind == Podman }
@@ -405,6 +407,11 @@ func (c *compiler) notes() error {
 	c.fileNotes()
 	c.egressNotes()
 	c.publishNotes()
+	return c.accepted()
+}
+
+// accepted refuses what is not accepted.
+func (c *compiler) accepted() error {
 	var errs []error
 	for i, notes := range [][]Note{c.plan.Widenings, c.plan.Gaps} {
 		reason := []string{"widening", "gap"}[i]

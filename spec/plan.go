@@ -119,7 +119,7 @@ type Identity struct {
 	Name   string   `json:"name"`
 	// Userns is the engine's --userns value, empty for none.
 	Userns string `json:"userns,omitempty"`
-	// From says what decided it: user, caller, workspace.
+	// From says what decided it: user, caller, workspace, container.
 	From string `json:"from"`
 }
 

@@ -98,6 +98,8 @@ func (c *compiler) cwd() string {
 		return path.Clean(c.h.WorkingDir)
 	case c.h.HasWorkspace():
 		return path.Clean(c.h.Workspace.Target)
+	case c.entered != nil:
+		return cmp.Or(c.host.Image.WorkingDir, "/")
 	}
 	return Home
 }
@@ -116,7 +118,7 @@ func (c *compiler) env() []EnvVar {
 			set(fromImage, name, value)
 		}
 	}
-	for name, value := range ownEnv(c.plan.Identity) {
+	for name, value := range c.ownEnv() {
 		set(fromShim, name, value)
 	}
 	if g := c.plan.Git; g != nil {
@@ -166,8 +168,13 @@ func (c *compiler) env() []EnvVar {
 	return out
 }
 
-// ownEnv is what agentshim sets whatever the image or engine says.
-func ownEnv(id Identity) map[string]string {
+// ownEnv is what agentshim sets whatever the image or engine says. In another's container
+// that is the home alone, as the engine gives it.
+func (c *compiler) ownEnv() map[string]string {
+	id := c.plan.Identity
+	if c.entered != nil {
+		return c.entered.env()
+	}
 	return map[string]string{
 		"HOME": Home, "USER": id.Name, "LOGNAME": id.Name, "SHELL": "/bin/sh",
 		"XDG_RUNTIME_DIR": fmt.Sprintf("/run/user/%d", id.UID),

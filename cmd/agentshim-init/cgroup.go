@@ -119,8 +119,11 @@ const oomRaise = 500
 
 // raised runs fork while this process's oom_score_adj is raised: children
 // inherit it. Lowering back to the start value needs no capability
-// (Linux 2.6.36, oom_score_adj_min).
+// (Linux 2.6.36, oom_score_adj_min). Without a descriptor, -1, it stays.
 func raised(fd int, fork func() error) error {
+	if fd < 0 {
+		return fork()
+	}
 	var buf [16]byte
 	n, err := unix.Pread(fd, buf[:], 0)
 	if err != nil {

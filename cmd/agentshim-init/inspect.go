@@ -37,8 +37,9 @@ func (l *look) fail(what string, err error) {
 	}
 }
 
-// inspect reads the posture of this process and container.
-func inspect() wire.Hello {
+// inspect reads the posture of this process and container, and changes nothing of a
+// container that is not agentshim's own.
+func inspect(own bool) wire.Hello {
 	l := &look{wire.Hello{
 		Version: wire.Version, PID: os.Getpid(), FDs: openFDs(), Environ: os.Environ(),
 		Errors: map[string]string{},
@@ -48,7 +49,7 @@ func inspect() wire.Hello {
 	l.secureBits()
 	l.namespaces()
 	l.idMaps()
-	l.mounts()
+	l.mounts(own)
 	l.rlimits()
 	l.Cgroup = cgroupLimits()
 	l.devNodes()
@@ -146,13 +147,15 @@ func idMap(path string) ([][3]uint32, error) {
 }
 
 // mounts reads /proc/self/mountinfo: proc_pid_mountinfo(5).
-func (l *look) mounts() {
+func (l *look) mounts(own bool) {
 	b, err := os.ReadFile("/proc/self/mountinfo")
 	l.fail("mountinfo", err)
 	for line := range strings.Lines(string(b)) {
 		m, err := parseMount(strings.TrimSuffix(line, "\n"))
 		l.fail("mountinfo", err)
-		setMode(m)
+		if own {
+			setMode(m)
+		}
 		statMount(&m)
 		l.Mounts = append(l.Mounts, m)
 	}

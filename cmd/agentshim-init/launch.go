@@ -123,8 +123,10 @@ func (in *initProcess) launch(s *step, l wire.Launch) *wire.Refused {
 	if len(l.Args) == 0 {
 		return refuse("harness-missing", "no program given")
 	}
-	if err := os.MkdirAll(l.RuntimeDir, 0o700); err != nil {
-		return refuse("runtime-dir", "%v", err)
+	if !in.attached {
+		if err := os.MkdirAll(l.RuntimeDir, 0o700); err != nil {
+			return refuse("runtime-dir", "%v", err)
+		}
 	}
 	if err := checkDir(l.Dir); err != nil {
 		return refuse("workdir", "%v", err)

@@ -40,13 +40,19 @@ func main() {
 	if len(os.Args) == 5 && os.Args[1] == cacheArg && os.Getpid() == 1 {
 		os.Exit(setUpCache(os.Args[2], os.Args[3], os.Args[4]))
 	}
+	if len(os.Args) == 2 && os.Args[1] == wire.AttachArg && os.Getpid() != 1 {
+		attach()
+	}
+	if len(os.Args) == 3 && os.Args[1] == wire.RemoveArg && os.Getpid() != 1 {
+		os.Exit(remove(os.Args[2]))
+	}
 	if os.Getpid() != 1 || len(os.Args) != 2 || os.Args[1] != arg {
 		fmt.Fprintln(os.Stderr, "agentshim-init: this is the first process of an agentshim container; agentshim starts it, nothing else can")
 		os.Exit(exitRefused)
 	}
 	defaultSignals()
 	reserveThreads()
-	hello := inspect()
+	hello := inspect(true)
 	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
 		fatal("prctl PR_SET_DUMPABLE", err)
 	}
@@ -57,6 +63,11 @@ func main() {
 		oomScore: openOwnOOMScore(),
 		oomKills: openOOMCounter(),
 	}
+	in.begin(hello)
+}
+
+// begin says hello and serves what is asked.
+func (in *initProcess) begin(hello wire.Hello) {
 	closeOnExec()
 	if err := in.conn.SendJSON(wire.KindHello, hello); err != nil {
 		fatal("hello", err)

@@ -16,9 +16,11 @@ import (
 // goodbye bounds the wait for the shim to take the exit frame.
 const goodbye = 10 * time.Second
 
-// initProcess is PID 1 after its hello.
+// initProcess is init after its hello: PID 1, unless it is attached to a container that is
+// not agentshim's.
 type initProcess struct {
 	conn     *wire.Conn
+	attached bool
 	oomScore int
 	oomKills int
 	tunnels  *wire.Tunnels
@@ -28,26 +30,28 @@ type initProcess struct {
 }
 
 // serve takes the shim's frames until the connection ends, and with it the
-// container: the stream is the lifeline.
+// container, or its one step: the stream is the lifeline.
 func (in *initProcess) serve() {
 	in.own = newStep(in.conn, 0)
 	in.session = newSession()
 	for {
 		f, err := in.conn.Recv()
-		if errors.Is(err, io.EOF) {
-			os.Exit(exitRefused)
+		if err == nil {
+			err = in.handle(f)
+		}
+		if err != nil && !errors.Is(err, io.EOF) {
+			fmt.Fprintf(os.Stderr, "agentshim-init: connection: %v\n", err)
 		}
 		if err != nil {
-			fatal("connection", err)
-		}
-		if err := in.handle(f); err != nil {
-			fatal("frame", err)
+			in.abandon()
 		}
 	}
 }
 
 func (in *initProcess) handle(f wire.Frame) error {
 	switch {
+	case in.attached && f.Step == 0:
+		return unexpected(f)
 	case f.Kind == wire.KindFinish:
 		return in.finish(f)
 	case f.Step != 0:

@@ -6,7 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
+	"slices"
 	"strconv"
 	"sync"
 	"syscall"
@@ -46,7 +48,7 @@ func newSession() *session {
 type watch struct {
 	// pid is 0 until there is one; session.mu guards it.
 	pid int
-	// orders takes the watcher's one order, reports gives what it says.
+	// orders takes the watcher's one order and stays open, reports gives what it says.
 	orders, reports *os.File
 	// gone is closed when the watcher is gone and no stray is left.
 	gone chan struct{}
@@ -63,7 +65,7 @@ func (in *initProcess) handleStep(f wire.Frame) error {
 	switch f.Kind {
 	case wire.KindFile, wire.KindFileData, wire.KindLaunch:
 		if s == nil {
-			s = in.session.open(in.conn, f.Step)
+			s = in.session.open(in, f.Step)
 		}
 		if s.launched {
 			return unexpected(f)
@@ -102,12 +104,21 @@ func (se *session) step(id uint16) *step {
 }
 
 // open begins a step. One too many is refused by its launch.
-func (se *session) open(conn *wire.Conn, id uint16) *step {
+func (se *session) open(in *initProcess, id uint16) *step {
 	se.mu.Lock()
 	defer se.mu.Unlock()
-	s := newStep(conn, id)
+	s := newStep(in.conn, id)
+	if in.attached {
+		s.home = wire.AttachDir
+	}
 	se.steps[id] = s
 	return s
+}
+
+func (se *session) all() []*step {
+	se.mu.Lock()
+	defer se.mu.Unlock()
+	return slices.Collect(maps.Values(se.steps))
 }
 
 // close forgets a step.
@@ -146,7 +157,7 @@ func (in *initProcess) launchStep(s *step, p *streams, program string, l wire.La
 	in.session.running.Add(1)
 	go func() {
 		defer in.session.running.Done()
-		in.follow(s, p, order{Program: program, Launch: l})
+		in.follow(s, p, order{Program: program, Launch: l, Outlives: in.attached})
 	}()
 	return nil
 }
@@ -208,8 +219,8 @@ const maxReports = 16 << 10
 // follow takes a step from its watcher's start to its end.
 func (in *initProcess) follow(s *step, p *streams, o order) {
 	defer s.watch.reports.Close()
+	defer s.watch.orders.Close()
 	_ = json.NewEncoder(s.watch.orders).Encode(o) // EPIPE: it is gone, which its reports say
-	s.watch.orders.Close()
 	said := json.NewDecoder(io.LimitReader(s.watch.reports, maxReports))
 	var begun started
 	if err := said.Decode(&begun); err != nil || begun.Refused == nil && begun.PID <= 0 {
@@ -286,12 +297,9 @@ func (se *session) finish() bool {
 // reap waits for init's children: watchers and strays.
 func (se *session) reap() {
 	for {
-		pid, err := wait(0)
-		switch {
+		switch err := awaitChild(); {
 		case err == nil:
-			for ; pid > 0; pid, _ = wait(syscall.WNOHANG) {
-				se.reaped(pid)
-			}
+			se.takeEnded()
 			se.sweep()
 		case se.over():
 			close(se.gone)
@@ -302,12 +310,13 @@ func (se *session) reap() {
 	}
 }
 
-// wait takes the status of one child; 0 is none with WNOHANG.
-func wait(options int) (int, error) {
+// awaitChild returns when a child has ended. It stays a zombie, so that its number is no
+// other process's yet.
+func awaitChild() error {
 	for {
-		pid, err := syscall.Wait4(-1, nil, options, nil)
-		if !errors.Is(err, syscall.EINTR) {
-			return pid, err
+		err := unix.Waitid(unix.P_ALL, 0, nil, unix.WEXITED|unix.WNOWAIT, nil)
+		if !errors.Is(err, unix.EINTR) {
+			return err
 		}
 	}
 }
@@ -318,12 +327,19 @@ func (se *session) over() bool {
 	return se.finishing
 }
 
-func (se *session) reaped(pid int) {
+// takeEnded frees the numbers of the children that have ended, while nobody kills by number.
+func (se *session) takeEnded() {
 	se.mu.Lock()
 	defer se.mu.Unlock()
-	if s := se.watchers[pid]; s != nil {
-		delete(se.watchers, pid)
-		se.ended = append(se.ended, s)
+	for {
+		pid, err := syscall.Wait4(-1, nil, syscall.WNOHANG, nil)
+		if err != nil || pid == 0 {
+			return
+		}
+		if s := se.watchers[pid]; s != nil {
+			delete(se.watchers, pid)
+			se.ended = append(se.ended, s)
+		}
 	}
 }
 
@@ -339,7 +355,7 @@ func (se *session) sweep() {
 		return
 	}
 	left := false
-	for _, pid := range children(1) {
+	for _, pid := range children(os.Getpid()) {
 		if se.watchers[pid] == nil {
 			left = true
 			_ = syscall.Kill(pid, syscall.SIGKILL)

@@ -12,6 +12,8 @@ import (
 type step struct {
 	id   uint16
 	conn *wire.Conn
+	// home is the folder that its files are below.
+	home string
 
 	file *homeFile
 	// backs are the paths of the home's files to send back, files those that go with
@@ -30,13 +32,15 @@ type step struct {
 	watch watch
 }
 
-func newStep(conn *wire.Conn, id uint16) *step { return &step{id: id, conn: conn.Of(id)} }
+func newStep(conn *wire.Conn, id uint16) *step {
+	return &step{id: id, conn: conn.Of(id), home: wire.HomeDir}
+}
 
 // begin makes the next file of the home. One of a session's step goes with it.
 func (s *step) begin(file wire.File) *wire.Refused {
 	refused := s.file.complete()
 	if refused == nil {
-		s.file, refused = createHomeFile(wire.HomeDir, file)
+		s.file, refused = createHomeFile(s.home, file)
 	}
 	switch {
 	case refused != nil:
@@ -151,12 +155,12 @@ func (s *step) signal(sig syscall.Signal) {
 // removeFiles removes what was delivered for this step alone. What the agent did to
 // it in the meantime is the agent's.
 func (s *step) removeFiles() {
-	root, err := os.OpenRoot(wire.HomeDir)
+	root, err := os.OpenRoot(s.home)
 	if err != nil {
 		return
 	}
 	defer root.Close()
 	for _, path := range s.files {
-		_ = root.Remove(path[len(wire.HomeDir)+1:])
+		_ = root.Remove(path[len(s.home)+1:])
 	}
 }

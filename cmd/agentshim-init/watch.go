@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"runtime"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -15,7 +16,8 @@ import (
 // watchArg makes init's program watch one step of a session instead: it starts the
 // harness, adopts what the harness's processes leave behind wherever they go, and ends
 // when none is left. Like init it is non-dumpable. The agent can kill it, since it is not
-// the first process; then init adopts what it watched, and kills that.
+// the first process; then init adopts what it watched, and kills that. Where init is not
+// the first process either, the watcher ends the step when init is gone.
 const watchArg = "watch/1"
 
 // watchEnv keeps the runtime to the threads that it has at its start: where the agent
@@ -33,6 +35,8 @@ const (
 type order struct {
 	Program string      `json:"program"`
 	Launch  wire.Launch `json:"launch"`
+	// Outlives says that init's end is not the container's.
+	Outlives bool `json:"outlives,omitempty"`
 }
 
 // started is a watcher's first report; the second is a wire.Exit.
@@ -49,8 +53,13 @@ func watchStep() int {
 	}
 	closeOnExec()
 	var o order
-	if err := json.NewDecoder(io.LimitReader(os.NewFile(watchOrders, "orders"), 2*wire.MaxLaunch)).Decode(&o); err != nil {
+	orders := os.NewFile(watchOrders, "orders")
+	if err := json.NewDecoder(io.LimitReader(orders, 2*wire.MaxLaunch)).Decode(&o); err != nil {
 		return exitRefused
+	}
+	var mortal chan<- int
+	if o.Outlives {
+		mortal = endWith(orders)
 	}
 	reports := json.NewEncoder(os.NewFile(watchReports, "reports"))
 	pid, err := spawn(o.Program, o.Launch, []uintptr{watchStreams, watchStreams + 1, watchStreams + 2})
@@ -59,19 +68,45 @@ func watchStep() int {
 		return exitRefused
 	}
 	ignoreSignals()
+	if o.Outlives {
+		fd, err := unix.PidfdOpen(pid, 0)
+		if err != nil {
+			_ = syscall.Kill(pid, syscall.SIGKILL)
+			_ = reap(pid, killChildren)
+			_ = reports.Encode(started{Refused: refuse("steps", "pidfd_open: %v", err)})
+			return exitRefused
+		}
+		mortal <- fd
+	}
 	for fd := range 3 {
 		unix.Close(watchStreams + fd)
 	}
 	if err := reports.Encode(started{PID: pid}); err != nil {
 		return exitRefused
 	}
-	exit := reap(pid, func() {
-		for _, left := range children(os.Getpid()) {
-			_ = syscall.Kill(left, syscall.SIGKILL)
-		}
-	})
+	exit := reap(pid, killChildren)
 	_ = reports.Encode(exit)
 	return 0
+}
+
+func killChildren() {
+	for _, left := range children(os.Getpid()) {
+		_ = syscall.Kill(left, syscall.SIGKILL)
+	}
+}
+
+// endWith ends the harness whose pidfd it is sent when init is gone, whose end of the orders
+// then closes. The thread for that is there before the harness can use up what there may be.
+func endWith(orders io.Reader) chan<- int {
+	harness, waits := make(chan int, 1), make(chan struct{})
+	go func() {
+		runtime.LockOSThread()
+		close(waits)
+		_, _ = io.Copy(io.Discard, orders)
+		_ = unix.PidfdSendSignal(<-harness, unix.SIGKILL, nil, 0) // ESRCH: it has ended
+	}()
+	<-waits
+	return harness
 }
 
 func becomeWatcher() error {

@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"strings"
 	"time"
 
 	"github.com/sirupsen/logrus"
@@ -27,6 +28,8 @@ type execFlags struct {
 	quiet   bool
 	command bool
 	session string
+	// container is one that agentshim did not start.
+	container string
 	// learn is a file for what a run in mode open used; wildcards may be in it.
 	learn     string
 	wildcards bool
@@ -37,7 +40,7 @@ type execFlags struct {
 func newExec() *cobra.Command {
 	var f execFlags
 	cmd := &cobra.Command{
-		Use:   "exec {--spec FILE | --session SESSION} [flags] [harness options] [-- WORDS…]",
+		Use:   "exec {--spec FILE [--container CONTAINER] | --session SESSION} [flags] [harness options] [-- WORDS…]",
 		Short: "Run the harness",
 		Long: "Run the harness of the file in its container. The prompt is the words, --prompt or\n" +
 			"--prompt-file; else the file's; else standard input, to its end. On a terminal without\n" +
@@ -59,7 +62,10 @@ func newExec() *cobra.Command {
 			"LANG and TZ go along. The terminal's mode is restored however the run ends, unless\n" +
 			"agentshim itself is killed by SIGKILL; then type reset.\n\n" +
 			"With --session it is a step of a session that agentshim up made, of the session's harness;\n" +
-			"all of this holds for it, too.",
+			"all of this holds for it, too.\n\n" +
+			"With --container the harness runs in a container that someone else started, where the file\n" +
+			"accepts \"attached-container\". Nothing of it is agentshim's doing or promise: what it is, is\n" +
+			"looked at and said on standard error first. Streams, signals, timeout and record are a run's.",
 		Example: "  agentshim exec --spec harness.json -- fix the failing test\n" +
 			"  agentshim exec --spec harness.json --workspace . --model small < task.md\n" +
 			"  agentshim exec --spec harness.json --command -- sh -l\n" +
@@ -69,6 +75,7 @@ func newExec() *cobra.Command {
 	f.register(cmd)
 	f.registerPrompt(cmd)
 	cmd.Flags().StringVar(&f.session, "session", "", "id or name of a session to run in, instead of --spec")
+	cmd.Flags().StringVar(&f.container, "container", "", "id or name of a container of someone else's to run in, instead of one that agentshim makes")
 	cmd.Flags().StringArrayVar(&f.overrides.EnvFrom, "env", nil, "name of a variable of yours that the harness gets, besides the file's envFrom; repeatable")
 	cmd.Flags().StringVar(&f.overrides.Timeout, "timeout", "", "time after which the harness is ended, instead of the file's")
 	cmd.Flags().StringVar(&f.overrides.WorkingDir, "working-dir", "", "working folder in the container, instead of the file's")
@@ -89,6 +96,9 @@ func (f *execFlags) run(cmd *cobra.Command, given arguments) error {
 	if f.wildcards && f.learn == "" {
 		return f.fail(invalid("--learn-wildcards without --learn-egress", "name the file with --learn-egress FILE"))
 	}
+	if cmd.Flags().Changed("container") && f.container == "" {
+		return f.fail(invalid("--container without a name", "an empty one would make a container of agentshim's"))
+	}
 	job, err := f.execJob(given)
 	if err != nil {
 		return f.fail(err)
@@ -100,11 +110,16 @@ func (f *execFlags) run(cmd *cobra.Command, given arguments) error {
 	job.Stdin, job.Stdout, job.Stderr = os.Stdin, os.Stdout, os.Stderr
 	job.StdinTerminal, job.Terminal = term.IsTerminal(int(os.Stdin.Fd())), callersTerminal()
 	job.Log = logrus.Debugf
+	job.Attached = func(a shim.AttachedRecord) { printAttached(os.Stderr, a, f.quiet) }
 	if !f.quiet {
 		dress(&job, os.Stderr)
-		proven := job.Proven
+		proven, attached := job.Proven, job.Attached
 		slow := time.AfterFunc(slowStart, func() { fmt.Fprintln(os.Stderr, "agentshim: the engine is still starting the container") })
 		defer slow.Stop()
+		job.Attached = func(a shim.AttachedRecord) {
+			slow.Stop()
+			attached(a)
+		}
 		job.Proven = func(p spec.Plan, a shim.Attestation) {
 			slow.Stop()
 			proven(p, a)
@@ -129,7 +144,12 @@ func (f *execFlags) run(cmd *cobra.Command, given arguments) error {
 
 // execJob is a run of the file's, or a step of a session.
 func (f *execFlags) execJob(given arguments) (shim.Job, error) {
-	if f.session == "" {
+	switch {
+	case f.session != "" && f.container != "":
+		return shim.Job{}, invalid("--session with --container", "keep one of them")
+	case f.container != "":
+		return f.attachedJob(given)
+	case f.session == "":
 		return f.promptedJob(given, f.command)
 	}
 	o := f.overrides
@@ -147,6 +167,41 @@ func (f *execFlags) execJob(given arguments) (shim.Job, error) {
 	}
 	argv, err := f.take(given, f.command)
 	return shim.Job{Session: f.session, Command: argv, Overrides: f.overrides, Version: version}, err
+}
+
+// attachedJob is a run of the file's in a container of someone else's.
+func (f *execFlags) attachedJob(given arguments) (shim.Job, error) {
+	o := f.overrides
+	for _, flag := range []struct {
+		name  string
+		given bool
+	}{{"image", o.Image != ""}, {"workspace", o.Workspace != ""}, {"learn-egress", f.learn != ""}, {"output-file", o.OutputFile != ""}} {
+		if flag.given {
+			return shim.Job{}, invalid("--%s with --container", "the container is there already, and not agentshim's", flag.name)
+		}
+	}
+	job, err := f.promptedJob(given, f.command)
+	job.Container = f.container
+	return job, err
+}
+
+// printAttached says, also to who asked for quiet, that a container is not agentshim's.
+func printAttached(w io.Writer, a shim.AttachedRecord, quiet bool) {
+	fmt.Fprintf(w, "agentshim: not ours: container %.12s (%s): nothing of it is guaranteed", a.ID, visible(a.Name))
+	if quiet {
+		var open []string
+		for _, f := range a.Posture {
+			if f.Open {
+				open = append(open, f.Name)
+			}
+		}
+		fmt.Fprintf(w, "; open: %s\n", strings.Join(open, ", "))
+		return
+	}
+	fmt.Fprintf(w, "; what was found, image %s:\n", visible(a.Image))
+	for _, f := range a.Posture {
+		fmt.Fprintf(w, "agentshim: not ours: %s\n", visible(f.String()))
+	}
 }
 
 // writeLearned writes the allow list of a run that came as far as having a log.

@@ -119,6 +119,9 @@ func NewConn(r io.Reader, w io.Writer) *Conn {
 // Of is the same connection for sending frames of one step. It can't receive.
 func (c *Conn) Of(step uint16) *Conn { return &Conn{writer: c.writer, step: step} }
 
+// As is the same connection with one step alone: it takes the place of c.
+func (c *Conn) As(step uint16) *Conn { return &Conn{r: c.r, writer: c.writer, step: step} }
+
 // bounds are the least and the most bytes a frame's payload has.
 func bounds(k Kind) (least, most int) {
 	switch k {

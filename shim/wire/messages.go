@@ -35,7 +35,7 @@ type Hello struct {
 	Cgroup  Cgroup               `json:"cgroup"`
 	// FDs are the descriptors found open, number to link.
 	FDs map[int]string `json:"fds"`
-	// Environ is init's own environment.
+	// Environ is init's own environment; in a container that is not agentshim's its HOME alone.
 	Environ []string `json:"environ"`
 	// DevNodes is everything below /dev but the folders pts, shm and mqueue
 	// themselves: "c 1:3 null", "c 5:2 pts/ptmx", "b 8:0 sda", "l fd /proc/self/fd",
@@ -50,7 +50,7 @@ type Hello struct {
 	// NetCookie is the network namespace's SO_NETNS_COOKIE: a number that no other one
 	// has until the next boot. It is 0 where the kernel has none (before Linux 5.14).
 	NetCookie uint64 `json:"netCookie"`
-	// Processes are the pids visible in /proc.
+	// Processes are the pids visible in /proc, none in a container that is not agentshim's.
 	Processes []int `json:"processes"`
 	// LSM is /proc/self/attr/current, empty without a security module.
 	LSM     string            `json:"lsm"`
@@ -151,6 +151,17 @@ type Back struct {
 // DialArg has init's program look whether something listens: `agentshim-init dial PORT`.
 const DialArg = "dial"
 
+// What init's program is started with in a container that is not agentshim's: AttachArg alone
+// makes it the init of one step, whose files go to AttachDir; RemoveArg and a folder have it remove
+// its own program from that folder, and the folder.
+const (
+	AttachArg = "attach/1"
+	RemoveArg = "remove/1"
+	AttachDir = "/tmp"
+	// ProgramName is the program's in its folder.
+	ProgramName = "init"
+)
+
 // HomeDir is the agent's home in every container; MaxFile bounds a file in it, MaxBack
 // one that is sent back.
 const (
@@ -166,7 +177,8 @@ type Launch struct {
 	Args []string
 	Env  []string
 	Dir  string
-	// RuntimeDir is created with mode 0700 (XDG_RUNTIME_DIR).
+	// RuntimeDir is created with mode 0700 (XDG_RUNTIME_DIR), but in a container that
+	// is not agentshim's.
 	RuntimeDir string
 	// Terminal, unless nil, makes the harness's three streams one terminal of that
 	// size, its controlling one. Its output is stdout; there is no stderr, and the end

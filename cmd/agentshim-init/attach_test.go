@@ -1,0 +1,191 @@
+package main
+
+import (
+	"errors"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/agentshim/agentshim/shim/wire"
+)
+
+// startAttached runs init as it is in a container that is not agentshim's: among other processes, and
+// not the first one.
+func startAttached(t *testing.T) *steps {
+	t.Helper()
+	p := &peer{t: t, cmd: exec.Command(binary(t), wire.AttachArg)}
+	p.cmd.Env, p.cmd.Stderr = []string{"HOME=/root", "OWNERS=secret"}, &p.stderr
+	var err error
+	if p.in, err = p.cmd.StdinPipe(); err != nil {
+		t.Fatal(err)
+	}
+	out, err := p.cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.conn = wire.NewConn(out, p.in)
+	if err := p.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	stop := time.AfterFunc(time.Minute, func() { _ = p.cmd.Process.Kill() })
+	t.Cleanup(func() {
+		_ = p.cmd.Process.Kill()
+		_ = p.cmd.Wait()
+		stop.Stop()
+	})
+	p.recv(wire.KindHello, &p.hello)
+	return &steps{peer: p, out: map[uint16]string{}, exit: map[uint16]wire.Exit{}, refused: map[uint16]string{}, started: map[uint16]bool{}}
+}
+
+// marked are the processes with a word in their arguments.
+func marked(t *testing.T, word string) (n int) {
+	t.Helper()
+	files, err := filepath.Glob("/proc/[0-9]*/cmdline")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range files {
+		if b, err := os.ReadFile(f); err == nil && slices.Contains(strings.Split(string(b), "\x00"), word) {
+			n++
+		}
+	}
+	return n
+}
+
+// lasting is a process of the step's that hides, with a word in its arguments.
+func lasting(word string) string {
+	return `(setsid sh -c 'while :; do sleep 0.2; done' ` + word + ` </dev/null >/dev/null 2>&1 &); echo hidden; `
+}
+
+func TestAttach(t *testing.T) {
+	s := startAttached(t)
+	if s.hello.PID == 1 || !slices.Equal(s.hello.Environ, []string{"HOME=/root"}) {
+		t.Errorf("hello: pid %d, %q", s.hello.PID, s.hello.Environ)
+	}
+	s.script(1, lasting("attached-1")+"kill -TERM $(cut -d' ' -f4 /proc/$PPID/stat); sleep 0.3; exit 4")
+	if e := s.ends(1); e.Code != 4 || e.Left < 1 || e.Lost {
+		t.Errorf("%+v", e)
+	}
+	if n := marked(t, "attached-1"); n != 0 {
+		t.Errorf("%d processes left", n)
+	}
+	s.in.Close()
+	s.peer.ends()
+}
+
+// TestAttachEnds: whatever ends the step, all of its processes end, and no other one does.
+func TestAttachEnds(t *testing.T) {
+	other := exec.Command("sh", "-c", "while :; do sleep 0.2; done", "not-attached")
+	if err := other.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = other.Process.Kill()
+		_ = other.Wait()
+	})
+	for _, row := range []struct {
+		name string
+		end  func(s *steps) error
+		// later says that the processes may outlast init for a moment.
+		later bool
+	}{
+		{name: "the connection's end", end: func(s *steps) error { return s.in.Close() }},
+		{name: "a frame of no step", end: func(s *steps) error { return s.conn.Send(wire.KindFinish, 0, nil) }},
+		{name: "a broken frame", end: func(s *steps) error {
+			_, err := s.in.Write([]byte("no frame at all"))
+			return err
+		}},
+		{name: "init is killed", end: func(s *steps) error { return s.cmd.Process.Kill() }, later: true},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			s := startAttached(t)
+			s.script(1, lasting("attached-2")+"exec sleep 1000")
+			s.says(1, "hidden")
+			for end := time.Now().Add(10 * time.Second); marked(t, "attached-2") == 0 && time.Now().Before(end); {
+				time.Sleep(10 * time.Millisecond)
+			}
+			if marked(t, "attached-2") == 0 {
+				t.Fatal("no process hides")
+			}
+			if err := row.end(s); err != nil {
+				t.Fatal(err)
+			}
+			_, _ = io.Copy(io.Discard, readerOf(s.conn))
+			_ = s.cmd.Wait()
+			for end := time.Now().Add(10 * time.Second); row.later && marked(t, "attached-2") > 0 && time.Now().Before(end); {
+				time.Sleep(10 * time.Millisecond)
+			}
+			if n := marked(t, "attached-2"); n != 0 {
+				t.Errorf("%d processes left", n)
+			}
+			if marked(t, "not-attached") == 0 {
+				t.Error("another process ended")
+			}
+		})
+	}
+}
+
+// readerOf gives nothing, until the connection's end.
+func readerOf(c *wire.Conn) io.Reader { return untilEnd{c} }
+
+type untilEnd struct{ c *wire.Conn }
+
+func (u untilEnd) Read([]byte) (int, error) {
+	_, err := u.c.Recv()
+	return 0, err
+}
+
+// TestAttachFile: a step's file is in /tmp, for the step alone.
+func TestAttachFile(t *testing.T) {
+	s := startAttached(t)
+	name := filepath.Join(wire.AttachDir, "agentshim-test-"+filepath.Base(t.TempDir()))
+	step := s.conn.Of(1)
+	if err := errors.Join(
+		step.SendJSON(wire.KindFile, wire.File{Path: name, Size: 5}), step.Send(wire.KindFileData, 0, []byte("hello")),
+		step.SendJSON(wire.KindLaunch, launchOf("sh", "-c", `stat -c %a "$0"; cat "$0"`, name)),
+	); err != nil {
+		t.Fatal(err)
+	}
+	if e := s.ends(1); e.Code != 0 || s.out[1] != "600\nhello" {
+		t.Errorf("%+v %q %v", e, s.out[1], s.refused)
+	}
+	if _, err := os.Lstat(name); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the file is left: %v", err)
+	}
+}
+
+func TestRemoveProgram(t *testing.T) {
+	for _, row := range []struct {
+		name string
+		make func(dir string) error
+		want error
+	}{
+		{"its own", func(string) error { return nil }, nil},
+		{"no program", func(dir string) error { return os.Remove(filepath.Join(dir, wire.ProgramName)) }, unix.ENOENT},
+		{"something else too", func(dir string) error { return os.WriteFile(filepath.Join(dir, "other"), nil, 0o600) }, unix.ENOTEMPTY},
+		{"a link", func(dir string) error {
+			return errors.Join(os.Rename(dir, dir+"2"), os.Symlink(dir+"2", dir))
+		}, unix.ENOTDIR},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			dir := filepath.Join(t.TempDir(), "folder")
+			if err := errors.Join(os.Mkdir(dir, 0o755), os.WriteFile(filepath.Join(dir, wire.ProgramName), nil, 0o111), row.make(dir)); err != nil {
+				t.Fatal(err)
+			}
+			if err := removeProgram(dir); !errors.Is(err, row.want) {
+				t.Errorf("%v, want %v", err, row.want)
+			}
+			if _, err := os.Lstat(dir); (row.want == nil) != errors.Is(err, syscall.ENOENT) {
+				t.Errorf("afterwards: %v", err)
+			}
+		})
+	}
+}
