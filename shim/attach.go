@@ -23,17 +23,12 @@ type AttachedRecord struct {
 	Name    string `json:"name"`
 	Image   string `json:"image"`
 	ImageID string `json:"imageId"`
-	// Folder is in the container while init starts: Docker starts no program that is not there. It
-	// is empty once the folder is removed, and with Podman.
-	Folder string `json:"folder,omitempty"`
 	// UID and GID are the harness's in the container, once known.
 	UID uint32 `json:"uid"`
 	GID uint32 `json:"gid"`
 	// Posture is what was found, before the harness started.
 	Posture []Finding `json:"posture,omitempty"`
 }
-
-func (r *AttachedRecord) left() bool { return r != nil && r.Folder != "" }
 
 // foreign is what an engine says of a container, in Docker's words, which are Podman's too.
 type foreign struct {
@@ -48,7 +43,7 @@ type foreign struct {
 		Env                     []string
 	}
 	HostConfig struct {
-		Privileged, ReadonlyRootfs             bool
+		Privileged                             bool
 		NetworkMode, PidMode, IpcMode, UTSMode string
 		SecurityOpt                            []string
 	}
@@ -80,15 +75,11 @@ func (f foreign) writable() []string {
 
 // entry is one start of init in another's container.
 type entry struct {
-	container, folder, user string
-	// init is the program's path on the host.
-	init string
+	// user is the file's; empty is the container's own.
+	container, user string
+	host            spec.Host
+	paths           spec.RunPaths
 }
-
-func (e entry) program() string { return e.folder + "/" + wire.ProgramName }
-
-// folderOf is the folder in a container that is one run's.
-func folderOf(run string) string { return "/.agentshim-" + run }
 
 // steadyEnv takes the container's own variables out of the Go runtime's reach: an exec can't be
 // without a variable of the container's, but have it empty, which is the default for each.
@@ -169,9 +160,6 @@ func (f foreign) usable(engine string) error {
 		return refused(engine+" unpause "+f.Name, "is paused")
 	case !f.State.Running:
 		return refused(engine+" start "+f.Name, "does not run")
-	case engine == spec.Docker && f.HostConfig.ReadonlyRootfs:
-		return refused("start it without --read-only, or with Podman, or let agentshim start one (agentshim up)",
-			"has a read-only root file system: Docker starts no program that is not in it, and agentshim's can't be put there")
 	}
 	return nil
 }
@@ -181,12 +169,7 @@ func (p *prepared) runAttached(ctx context.Context, rec *Record) (err error) {
 	f := p.foreign
 	rec.Engine, rec.Image, rec.Caller, rec.Machine, rec.Container = &p.host.Engine, &p.host.Image, &p.host.Caller, &p.host.Machine, f.ID
 	rec.Attached = &AttachedRecord{ID: f.ID, Name: f.Name, Image: f.imageName(), ImageID: f.Image}
-	e := entry{container: f.ID, user: p.job.Harness.User}
-	if p.host.Engine.Kind == spec.Docker {
-		e.folder = folderOf(rec.ID)
-		rec.Attached.Folder = e.folder
-	}
-	// The record stands before anything is in the container, so that prune can remove it.
+	// The record stands before anything is started, so that prune can remove it.
 	if err := rec.write(p.folders); err != nil {
 		return err
 	}
@@ -195,30 +178,24 @@ func (p *prepared) runAttached(ctx context.Context, rec *Record) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, asError(os.RemoveAll(paths.Dir))) }()
-	if e.init, err = unpackInit(paths.Dir); err != nil {
+	if paths.Init, err = unpackInit(paths.Dir); err != nil {
 		return asError(err)
 	}
 	p.phases.done("prepare")
 	c := &container{p: p, paths: paths}
-	err = c.enter(ctx, e, rec)
+	err = c.enter(ctx, entry{container: f.ID, user: p.job.Harness.User, host: p.host, paths: paths}, rec)
 	if err == nil {
 		err = c.runHarness(rec)
 	}
 	if err == nil && rec.Harness.Lost {
 		err = &Error{Reason: ReasonInitLost, Msg: "what watched the harness was killed, and its processes with it"}
 	}
-	c.leave()
-	return err
+	return errors.Join(err, c.leave())
 }
 
 // enter starts init and says what the container is.
 func (c *container) enter(ctx context.Context, e entry, rec *Record) error {
 	hello, err := c.greet(ctx, e)
-	if rec.Attached.left() {
-		if rerr := c.p.removeProgram(ctx, e, rec); rerr != nil {
-			return errors.Join(err, rerr)
-		}
-	}
 	if err != nil {
 		return err
 	}
@@ -232,10 +209,12 @@ func (c *container) enter(ctx context.Context, e entry, rec *Record) error {
 
 // greet starts init and takes its hello.
 func (c *container) greet(ctx context.Context, e entry) (hello wire.Hello, err error) {
-	if c.engine, err = c.p.adapter.enter(ctx, e); err != nil {
-		c.engine = nil
+	engine, release, err := c.p.adapter.enter(ctx, e)
+	if err != nil {
 		return hello, err
 	}
+	c.engine, c.released = engine, make(chan error, 1)
+	defer func() { go func() { c.released <- release() }() }()
 	c.conn = wire.NewConn(c.engine.stdout(), c.engine.stdin())
 	c.lifeline = sync.OnceFunc(func() { c.engine.stdin().Close() })
 	context.AfterFunc(ctx, c.lifeline)
@@ -248,18 +227,6 @@ func (c *container) greet(ctx context.Context, e entry) (hello wire.Hello, err e
 		return hello, &Error{Reason: ReasonInitLost, Msg: fmt.Sprintf("init speaks version %d, not %d", hello.Version, wire.Version)}
 	}
 	return hello, nil
-}
-
-// removeProgram takes init's program out of the container again.
-func (p *prepared) removeProgram(ctx context.Context, e entry, rec *Record) error {
-	if err := p.adapter.removeProgram(ctx, e); err != nil {
-		return &Error{
-			Reason: ReasonContainer, Msg: fmt.Sprintf("folder %s of agentshim's is left in container %q", e.folder, rec.Attached.Name), Err: err,
-			Hint: "agentshim prune tries again; or remove the folder",
-		}
-	}
-	rec.Attached.Folder = ""
-	return nil
 }
 
 // decideAttached compares, decides the process for who init is, and tells the caller.
@@ -293,9 +260,9 @@ func (p *prepared) decideAttached(ctx context.Context, hello wire.Hello, rec *Re
 }
 
 // leave lets go of init, which ends the step, and waits for its end.
-func (c *container) leave() {
+func (c *container) leave() error {
 	if c.engine == nil {
-		return
+		return nil
 	}
 	defer c.engine.close()
 	c.lifeline()
@@ -304,7 +271,9 @@ func (c *container) leave() {
 		c.engine.drop()
 		<-c.engine.done()
 	}
+	err := <-c.released
 	c.p.phases.done("end")
+	return err
 }
 
 // lostInside says why init in another's container said no more.
@@ -326,36 +295,4 @@ func (c *container) lostInside(err error) error {
 		Reason: ReasonInitLost, Msg: "init ended without saying how the harness ended" + c.said(),
 		Hint: fmt.Sprintf("the container was stopped, or something in it killed init: processes of the harness may be left (%s top %.12s)", c.p.host.Engine.Kind, c.p.foreign.ID),
 	}
-}
-
-// pruneAttached removes what a lost run left in a container that is not agentshim's.
-func (s Store) pruneAttached(ctx context.Context, a Adapter, r *Record, dryRun bool) ([]Leftover, error) {
-	at := r.Attached
-	if !at.left() || at.Folder != folderOf(r.ID) || !isContainerID(at.ID) {
-		return nil, nil
-	}
-	l := Leftover{Run: r.ID, Engine: a.Engine().Kind, Container: at.ID, Path: at.Folder}
-	f, err := a.foreign(ctx, at.ID)
-	gone := errors.Is(err, ReasonContainer) // and the folder with it
-	switch {
-	case err != nil && !gone:
-		return nil, err
-	case gone && dryRun:
-		return nil, nil
-	case !gone && (!f.State.Running || f.State.Paused):
-		l.Kept = "the container does not run"
-	}
-	if l.Kept != "" || dryRun {
-		return []Leftover{l}, nil
-	}
-	if gone {
-		at.Folder = ""
-		return nil, r.write(s.folders)
-	}
-	if err := a.removeProgram(ctx, entry{container: at.ID, folder: at.Folder}); err != nil {
-		l.Kept = err.Error()
-		return []Leftover{l}, nil
-	}
-	at.Folder = ""
-	return []Leftover{l}, r.write(s.folders)
 }

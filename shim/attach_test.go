@@ -1,8 +1,6 @@
 package shim
 
 import (
-	"archive/tar"
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -13,6 +11,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -33,8 +32,6 @@ func TestUsable(t *testing.T) {
 		hint   string
 	}{
 		"runs":               {func(*foreign) {}, spec.Docker, "", ""},
-		"read-only, Podman":  {func(f *foreign) { f.HostConfig.ReadonlyRootfs = true }, spec.Podman, "", ""},
-		"read-only, Docker":  {func(f *foreign) { f.HostConfig.ReadonlyRootfs = true }, spec.Docker, ReasonContainer, "--read-only"},
 		"does not run":       {func(f *foreign) { f.State.Running = false }, spec.Docker, ReasonContainer, "docker start theirs"},
 		"paused":             {func(f *foreign) { f.State.Paused = true }, spec.Podman, ReasonContainer, "podman unpause theirs"},
 		"a run's own":        {func(f *foreign) { f.Path = spec.InitPath }, spec.Docker, ReasonContainer, "--session"},
@@ -49,46 +46,63 @@ func TestUsable(t *testing.T) {
 	}
 }
 
-// execDaemon is a daemon with one container whose execs say back what they are told.
+// execDaemon is a daemon with one container of someone else's, whose exec says back what it is
+// told, and one container that it makes, a holder.
 type execDaemon struct {
 	*docker
 	mu sync.Mutex
-	// archive is what was put into the container, execs what was asked to start.
-	archive []byte
+	// created is what the holder was made of, execs what was asked to start.
+	created spec.DockerContainer
 	execs   []map[string]any
-	// codes are the exit codes of the execs, in order; 0 where there are fewer.
-	codes []int
-	// put answers what puts something there.
-	put int
+	// gone is closed when nobody holds the holder's standard input.
+	gone chan struct{}
 }
 
-func (d *execDaemon) code() int {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if n := len(d.execs); n <= len(d.codes) {
-		return d.codes[n-1]
-	}
-	return 0
-}
-
-func startExecDaemon(t *testing.T, codes ...int) *execDaemon {
+// refusal answers an exec by an error.
+func startExecDaemon(t *testing.T, says string, refusal int, more ...scriptedCall) *execDaemon {
 	t.Helper()
 	const exec = "e0e0e0e0e0e0e0e0e0e0e0e0e0e0e0e0e0e0e0e0e0e0e0e0e0e0e0e0e0e0e0e0"
-	d := &execDaemon{codes: codes, put: http.StatusOK}
+	holder := strings.Repeat("cd", 32)
+	d := &execDaemon{gone: make(chan struct{})}
+	upgraded := func(w http.ResponseWriter, r *http.Request, first string, last func(told []byte) string) {
+		_, _ = io.Copy(io.Discard, r.Body)
+		conn, buffered, err := http.NewResponseController(w).Hijack()
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		defer conn.Close()
+		_, _ = io.WriteString(conn, "HTTP/1.1 101 UPGRADED\r\nConnection: Upgrade\r\nUpgrade: tcp\r\n\r\n"+first)
+		told, _ := io.ReadAll(buffered)
+		_, _ = io.WriteString(conn, last(told))
+	}
 	state := `{"Id":"` + someContainer + `","Name":"/theirs","Path":"sleep","State":{"Running":true}}`
 	daemon := startDaemon(t, map[string]http.HandlerFunc{
-		"/containers/theirs/json":                answer(state),
-		"/containers/" + someContainer + "/json": answer(state),
-		"/containers/" + someContainer + "/archive": func(w http.ResponseWriter, r *http.Request) {
-			b, _ := io.ReadAll(r.Body)
-			d.mu.Lock()
-			defer d.mu.Unlock()
-			if r.Method != http.MethodPut || r.URL.Query().Get("path") != "/" || r.Header.Get("Content-Type") != "application/x-tar" {
-				t.Errorf("%s %s", r.Method, r.URL)
+		"/containers/theirs/json": answer(state),
+		"/containers/create": func(w http.ResponseWriter, r *http.Request) {
+			if name := r.URL.Query().Get("name"); name != "agentshim-00000000000000aa-hold" {
+				t.Errorf("container %q", name)
 			}
-			d.archive = b
-			w.WriteHeader(d.put)
+			if err := json.NewDecoder(r.Body).Decode(&d.created); err != nil {
+				t.Error(err)
+			}
+			w.WriteHeader(http.StatusCreated)
+			fmt.Fprintf(w, `{"Id":%q}`, holder)
 		},
+		"/containers/" + holder + "/wait": func(w http.ResponseWriter, r *http.Request) {
+			w.WriteHeader(http.StatusOK)
+			_ = http.NewResponseController(w).Flush()
+			select {
+			case <-d.gone:
+			case <-r.Context().Done():
+			}
+			fmt.Fprint(w, `{"StatusCode":0}`)
+		},
+		"/containers/" + holder + "/attach": func(w http.ResponseWriter, r *http.Request) {
+			defer close(d.gone)
+			upgraded(w, r, muxed(1, says), func([]byte) string { return "" })
+		},
+		"/containers/" + holder + "/start": func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNoContent) },
 		"/containers/" + someContainer + "/exec": func(w http.ResponseWriter, r *http.Request) {
 			var body map[string]any
 			if err := json.NewDecoder(r.Body).Decode(&body); err != nil {
@@ -97,157 +111,96 @@ func startExecDaemon(t *testing.T, codes ...int) *execDaemon {
 			d.mu.Lock()
 			defer d.mu.Unlock()
 			d.execs = append(d.execs, body)
+			if refusal != 0 {
+				w.WriteHeader(refusal)
+				fmt.Fprint(w, `{"message":"no luck"}`)
+				return
+			}
 			w.WriteHeader(http.StatusCreated)
 			fmt.Fprintf(w, `{"Id":%q}`, exec)
 		},
 		"/exec/" + exec + "/start": func(w http.ResponseWriter, r *http.Request) {
-			if b, _ := io.ReadAll(r.Body); !strings.Contains(string(b), `"Tty":false`) {
-				t.Errorf("start: %s", b)
-			}
-			conn, buffered, err := http.NewResponseController(w).Hijack()
-			if err != nil {
-				t.Error(err)
-				return
-			}
-			defer conn.Close()
-			_, _ = io.WriteString(conn, "HTTP/1.1 101 UPGRADED\r\nConnection: Upgrade\r\nUpgrade: tcp\r\n\r\n")
-			told, _ := io.ReadAll(buffered)
-			_, _ = io.WriteString(conn, muxed(2, "bye\n")+muxed(1, string(told)))
+			upgraded(w, r, "", func(told []byte) string { return muxed(2, "bye\n") + muxed(1, string(told)) })
 		},
-		"/exec/" + exec + "/json": func(w http.ResponseWriter, _ *http.Request) {
-			fmt.Fprintf(w, `{"Running":false,"ExitCode":%d}`, d.code())
-		},
+		"/exec/" + exec + "/json": answer(`{"Running":false,"ExitCode":3}`),
 	})
-	d.docker = &docker{runner: script(t), api: newDockerAPI(daemon.socket), engine: spec.Engine{Kind: spec.Docker, Client: "/docker", Socket: daemon.socket}, config: "/c"}
+	d.docker = &docker{runner: script(t, more...), api: newDockerAPI(daemon.socket), engine: spec.Engine{Kind: spec.Docker, Client: "/docker", Socket: "/s"}, config: "/c"}
 	return d
 }
 
-var someEntry = entry{container: someContainer, folder: "/.agentshim-00000000000000aa", user: "5:6"}
+// ended says that the holder was let go.
+func (d *execDaemon) ended() bool { return within(time.Minute, d.gone) }
 
-// TestDockerEnter: what is put into a container is a folder that only uid 0 may write, with a program that nobody
-// may read; what is started has no variable of the container's that steers it.
+func someEntry(user string) entry {
+	return entry{
+		container: someContainer, user: user, paths: spec.RunPaths{ID: "00000000000000aa", Init: "/run/init"},
+		host: spec.Host{
+			Engine: spec.Engine{Kind: spec.Docker}, Machine: spec.Machine{Arch: "amd64"},
+			Image: spec.Image{ID: "sha256:0123", User: "7", Env: []string{"GOGC=off"}},
+		},
+	}
+}
+
+// TestDockerEnter: what shows init to a container is the exec's user and has nothing; what is started
+// has no variable of the container's that steers it.
 func TestDockerEnter(t *testing.T) {
-	d := startExecDaemon(t, 3)
-	x, err := d.enter(t.Context(), someEntry)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := io.WriteString(x.stdin(), "hello"); err != nil {
-		t.Error(err)
-	}
-	x.stdin().Close()
-	out, err := io.ReadAll(x.stdout())
-	<-x.done()
-	if status, serr := x.result(); string(out) != "hello" || err != nil || serr != nil || status.Code != 3 || x.said() != "bye" {
-		t.Errorf("%q %v, %v %v, said %q", out, err, status, serr, x.said())
-	}
-	x.close()
-	program, err := embedded.ReadFile("embedded/agentshim-init")
-	if err != nil {
-		t.Fatal(err)
-	}
-	var names []string
-	for r := tar.NewReader(bytes.NewReader(d.archive)); ; {
-		h, err := r.Next()
-		if errors.Is(err, io.EOF) {
-			break
-		}
+	for user, holders := range map[string]string{"5:6": "5:6", "": "7"} {
+		d := startExecDaemon(t, "77\n", 0)
+		x, release, err := d.enter(t.Context(), someEntry(user))
 		if err != nil {
 			t.Fatal(err)
 		}
-		names = append(names, fmt.Sprintf("%s %o %d:%d", h.Name, h.Mode, h.Uid, h.Gid))
-		if b, _ := io.ReadAll(r); len(b) > 0 && !bytes.Equal(b, program) {
-			t.Error("the program is another")
+		if _, err := io.WriteString(x.stdin(), "hello"); err != nil {
+			t.Error(err)
+		}
+		if err := release(); err != nil || !d.ended() {
+			t.Errorf("the holder: %v", err)
+		}
+		x.stdin().Close()
+		out, err := io.ReadAll(x.stdout())
+		<-x.done()
+		if status, serr := x.result(); string(out) != "hello" || err != nil || serr != nil || status.Code != 3 || x.said() != "bye" {
+			t.Errorf("%q %v, %v %v, said %q", out, err, status, serr, x.said())
+		}
+		x.close()
+		want := []map[string]any{{
+			"AttachStdin": true, "AttachStdout": true, "AttachStderr": true, "User": user, "WorkingDir": "/",
+			"Cmd": []any{"/proc/77/exe", wire.AttachArg},
+			"Env": []any{"GODEBUG=", "GOGC=", "GOMAXPROCS=", "GOMEMLIMIT=", "GOTRACEBACK="},
+		}}
+		if d := cmp.Diff(want, d.execs); d != "" {
+			t.Errorf("exec (-want +got):\n%s", d)
+		}
+		if d.created.User != holders {
+			t.Errorf("the holder is %q", d.created.User)
 		}
 	}
-	if d := cmp.Diff([]string{".agentshim-00000000000000aa/ 755 0:0", ".agentshim-00000000000000aa/init 111 0:0"}, names); d != "" {
-		t.Errorf("archive (-want +got):\n%s", d)
-	}
-	want := []map[string]any{{
-		"AttachStdin": true, "AttachStdout": true, "AttachStderr": true, "User": "5:6", "WorkingDir": "/",
-		"Cmd": []any{"/.agentshim-00000000000000aa/init", wire.AttachArg},
-		"Env": []any{"GODEBUG=", "GOGC=", "GOMAXPROCS=", "GOMEMLIMIT=", "GOTRACEBACK="},
-	}}
-	if d := cmp.Diff(want, d.execs); d != "" {
-		t.Errorf("exec (-want +got):\n%s", d)
-	}
 }
 
+// TestDockerEnterFails: without an exec there is no holder either.
 func TestDockerEnterFails(t *testing.T) {
-	d := startExecDaemon(t)
-	d.put = http.StatusForbidden
-	if x, err := d.enter(t.Context(), someEntry); x != nil || ReasonOf(err) != ReasonEngineFailed || len(d.execs) != 0 {
-		t.Errorf("%v, then %v", err, d.execs)
+	for name, tc := range map[string]struct {
+		says    string
+		refusal int
+		execs   int
+	}{
+		"no exec":       {"77\n", http.StatusConflict, 1},
+		"no number":     {"x\n", 0, 0},
+		"process 1":     {"1\n", 0, 0},
+		"no end":        {strings.Repeat("7", 100), 0, 0},
+		"a path's part": {"7/../8\n", 0, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := startExecDaemon(t, tc.says, tc.refusal)
+			x, release, err := d.enter(t.Context(), someEntry("5:6"))
+			if x != nil || release != nil || ReasonOf(err) != ReasonEngineFailed || len(d.execs) != tc.execs || !d.ended() {
+				t.Errorf("%v, then %v", err, d.execs)
+			}
+		})
 	}
+	d := startExecDaemon(t, "", 0)
 	if _, err := d.foreign(t.Context(), "none"); !errors.Is(err, ReasonContainer) {
 		t.Errorf("%v", err)
-	}
-}
-
-// TestDockerRemoveProgram: uid 0 removes what is there; what is not there whole is put there first.
-func TestDockerRemoveProgram(t *testing.T) {
-	for name, tc := range map[string]struct {
-		codes []int
-		execs int
-		put   bool
-		fails bool
-	}{
-		"whole":    {nil, 1, false, false},
-		"in part":  {[]int{126}, 2, true, false},
-		"it stays": {[]int{1, 1}, 2, true, true},
-	} {
-		t.Run(name, func(t *testing.T) {
-			d := startExecDaemon(t, tc.codes...)
-			err := d.removeProgram(t.Context(), someEntry)
-			if (err != nil) != tc.fails || len(d.execs) != tc.execs || (d.archive != nil) != tc.put {
-				t.Errorf("%v after %d execs", err, len(d.execs))
-			}
-			for _, x := range d.execs {
-				if argv := fmt.Sprint(x["Cmd"]); x["User"] != "0:0" || argv != "[/.agentshim-00000000000000aa/init remove/1 /.agentshim-00000000000000aa]" {
-					t.Errorf("as %v: %s", x["User"], argv)
-				}
-			}
-		})
-	}
-}
-
-// TestPruneAttached: only the folder that a lost run's record names by the run's own id is removed.
-func TestPruneAttached(t *testing.T) {
-	lost := mustSelf(t)
-	lost.StartTicks++
-	for name, tc := range map[string]struct {
-		id, folder string
-		dry        bool
-		removes    bool
-		left       []Leftover
-		kept       string // what the record still names
-	}{
-		"removed":      {id: someContainer, removes: true, left: []Leftover{{Container: someContainer, Path: "/.agentshim-00000000000000aa"}}},
-		"dry run":      {id: someContainer, dry: true, left: []Leftover{{Container: someContainer, Path: "/.agentshim-00000000000000aa"}}, kept: "/.agentshim-00000000000000aa"},
-		"gone":         {id: strings.Repeat("cd", 32)},
-		"another path": {id: someContainer, folder: "/etc", kept: "/etc"},
-		"no id":        {id: "x/../y", kept: "/.agentshim-00000000000000aa"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			s, d := testStore(t), startExecDaemon(t)
-			if tc.folder == "" {
-				tc.folder = "/.agentshim-00000000000000aa"
-			}
-			r := Record{Version: RecordVersion, ID: "00000000000000aa", Owner: lost, Attached: &AttachedRecord{ID: tc.id, Folder: tc.folder}}
-			if err := r.write(s.folders); err != nil {
-				t.Fatal(err)
-			}
-			left, err := s.pruneAttached(t.Context(), d, &r, tc.dry)
-			for i := range tc.left {
-				tc.left[i].Run, tc.left[i].Engine = r.ID, spec.Docker
-			}
-			if err != nil || !slices.Equal(left, tc.left) || (len(d.execs) > 0) != tc.removes {
-				t.Errorf("%+v %v, %d execs", left, err, len(d.execs))
-			}
-			if kept, err := s.Run(r.ID); err != nil || kept.Attached.Folder != tc.kept {
-				t.Errorf("the record names %q, %v", kept.Attached.Folder, err)
-			}
-		})
 	}
 }
 

@@ -56,6 +56,9 @@ type container struct {
 	look *plantedLook
 	// backs are the home's files that come back at the end.
 	backs backs
+	// released says, in a container that is not agentshim's, that what init's start needed
+	// is gone.
+	released chan error
 }
 
 // start has the engine start the container.

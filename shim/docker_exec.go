@@ -1,8 +1,8 @@
 package shim
 
 import (
-	"archive/tar"
-	"bytes"
+	"bufio"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -10,12 +10,13 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"net/url"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
 
 	"github.com/agentshim/agentshim/shim/wire"
+	"github.com/agentshim/agentshim/spec"
 )
 
 // dockerExec is init in a container that is not agentshim's, attached over the API: when the
@@ -41,86 +42,80 @@ func (d *docker) foreign(ctx context.Context, name string) (foreign, error) {
 	return f, err
 }
 
-// enter waits for what ctx cuts short: a request that nobody waits for may still take effect.
-func (d *docker) enter(ctx context.Context, e entry) (attached, error) {
+// enter starts init by the link to a holder's program: Docker's exec can be given no
+// descriptor, and starts only what the container can see. ctx cuts no request short: one
+// that nobody waits for may still take effect.
+func (d *docker) enter(ctx context.Context, e entry) (attached, func() error, error) {
 	ctx, cancel := outlast(ctx, endTimeout)
 	defer cancel()
-	if err := d.putProgram(ctx, e); err != nil {
-		return nil, err
-	}
-	x, err := d.api.exec(ctx, e, []string{e.program(), wire.AttachArg}, e.user)
+	h, pid, err := d.hold(ctx, e)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	return x, nil
+	x, err := d.api.exec(ctx, e, fmt.Sprintf("/proc/%d/exe", pid))
+	if err != nil {
+		return nil, nil, errors.Join(err, h.release())
+	}
+	return x, h.release, nil
 }
 
-// putProgram makes a fresh folder with init's program in the container. It is uid 0's, and
-// nobody may write it.
-func (d *docker) putProgram(ctx context.Context, e entry) error {
-	program, err := embedded.ReadFile("embedded/agentshim-init")
-	if err != nil {
-		return notEmbedded("agentshim-init")
-	}
-	archive, err := programArchive(e.folder, program)
-	if err != nil {
-		return err
-	}
-	req, err := d.api.request(ctx, http.MethodPut, "/containers/"+e.container+"/archive", url.Values{"path": {"/"}, "noOverwriteDirNonDir": {"1"}}, archive)
-	if err != nil {
-		return err
-	}
-	req.Header.Set("Content-Type", "application/x-tar")
-	_, err = d.api.do(ctx, req)
-	return notAsked(err)
+// holder shows init's program to a container.
+type holder struct {
+	*dockerRun
+	docker *docker
+	name   string
 }
 
-func programArchive(folder string, program []byte) ([]byte, error) {
-	var b bytes.Buffer
-	w := tar.NewWriter(&b)
-	name := strings.TrimPrefix(folder, "/") + "/"
-	_ = w.WriteHeader(&tar.Header{Typeflag: tar.TypeDir, Name: name, Mode: 0o755, Format: tar.FormatUSTAR})
-	_ = w.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: name + wire.ProgramName, Mode: 0o111, Size: int64(len(program)), Format: tar.FormatUSTAR})
-	_, err := w.Write(program)
-	return b.Bytes(), errors.Join(err, w.Close())
+// hold starts one, and returns its number as the other container's processes see it.
+func (d *docker) hold(ctx context.Context, e entry) (*holder, int, error) {
+	body, err := spec.Holder(e.host, e.paths, e.container, cmp.Or(e.user, e.host.Image.User))
+	if err != nil {
+		return nil, 0, asError(err)
+	}
+	h := &holder{docker: d, name: e.paths.HolderName()}
+	if h.dockerRun, err = d.run(ctx, h.name, body, func(string) error { return nil }); err != nil {
+		return nil, 0, err
+	}
+	pid, err := h.pid(ctx)
+	if err != nil {
+		return nil, 0, errors.Join(err, h.release())
+	}
+	return h, pid, nil
 }
 
-// removeProgram has init's own program remove itself and its folder, as uid 0: the API has
-// no call for it, and what else is in the container is not agentshim's to run. One that was
-// put there in part is put there whole first.
-func (d *docker) removeProgram(ctx context.Context, e entry) error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), removeTimeout)
+// maxPIDLine bounds a holder's one line, startTimeout the wait for it.
+const maxPIDLine = 32
+
+func (h *holder) pid(ctx context.Context) (int, error) {
+	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
-	err := d.runRemove(ctx, e)
+	defer context.AfterFunc(ctx, h.drop)()
+	line, err := bufio.NewReader(io.LimitReader(h.stdout(), maxPIDLine)).ReadString('\n')
+	pid := 0
 	if err == nil {
+		pid, err = strconv.Atoi(strings.TrimSuffix(line, "\n"))
+	}
+	if err == nil && pid > 1 {
+		return pid, nil
+	}
+	return 0, &Error{Reason: ReasonEngineFailed, Msg: fmt.Sprintf("the container that shows init says %q and %q", line, firstWords(h.said())), Err: err}
+}
+
+// release ends a holder, and waits until it is gone.
+func (h *holder) release() error {
+	h.stdin().Close()
+	if within(endTimeout, h.done()) {
+		h.close()
 		return nil
 	}
-	if perr := d.putProgram(ctx, e); perr != nil {
-		return errors.Join(err, perr)
-	}
-	return d.runRemove(ctx, e)
+	h.drop()
+	return removeContainer(context.Background(), h.docker, h.name)
 }
 
-func (d *docker) runRemove(ctx context.Context, e entry) error {
-	x, err := d.api.exec(ctx, e, []string{e.program(), wire.RemoveArg, e.folder}, "0:0")
-	if err != nil {
-		return err
-	}
-	defer x.close()
-	defer context.AfterFunc(ctx, x.drop)()
-	x.stdin().Close()
-	_, _ = io.Copy(io.Discard, x.stdout())
-	status, err := x.result()
-	if err == nil && status.Code != 0 {
-		err = &EngineError{Argv: []string{"docker", "exec"}, Stderr: x.said(), Err: status}
-	}
-	return err
-}
-
-// exec starts a program in a running container, with a connection of its own for its streams.
-func (a *dockerAPI) exec(ctx context.Context, e entry, argv []string, user string) (*dockerExec, error) {
+// exec starts init in a running container, with a connection of its own for its streams.
+func (a *dockerAPI) exec(ctx context.Context, e entry, program string) (*dockerExec, error) {
 	body, err := json.Marshal(map[string]any{
-		"AttachStdin": true, "AttachStdout": true, "AttachStderr": true, "Cmd": argv, "User": user, "Env": steadyEnv, "WorkingDir": "/",
+		"AttachStdin": true, "AttachStdout": true, "AttachStderr": true, "Cmd": []string{program, wire.AttachArg}, "User": e.user, "Env": steadyEnv, "WorkingDir": "/",
 	})
 	if err != nil {
 		return nil, err

@@ -78,6 +78,8 @@ type runDaemon struct {
 	hang string
 	// cut ends the wait for the removal without an answer.
 	cut bool
+	// stays keeps the container where nobody is attached any more.
+	stays bool
 }
 
 func (d runDaemon) start(t *testing.T, more ...scriptedCall) *docker {
@@ -123,7 +125,9 @@ func (d runDaemon) start(t *testing.T, more ...scriptedCall) *docker {
 			t.Error(err)
 			return
 		}
-		defer close(ended)
+		if !d.stays {
+			defer close(ended)
+		}
 		defer conn.Close()
 		_, _ = io.WriteString(conn, "HTTP/1.1 101 UPGRADED\r\nConnection: Upgrade\r\nUpgrade: tcp\r\n\r\n")
 		told, _ := io.ReadAll(buffered) // until the lifeline ends
@@ -250,7 +254,7 @@ func TestDockerRunLost(t *testing.T) {
 		t.Error(err)
 	}
 	r.close()
-	r, err = runDaemon{id: someContainer}.start(t).run(t.Context(), "some", spec.DockerContainer{}, noteNothing)
+	r, err = runDaemon{id: someContainer, stays: true}.start(t).run(t.Context(), "some", spec.DockerContainer{}, noteNothing)
 	if err != nil {
 		t.Fatal(err)
 	}

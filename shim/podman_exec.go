@@ -31,12 +31,13 @@ func (p *podman) foreign(ctx context.Context, name string) (foreign, error) {
 
 // enter hands init's program over as a descriptor: nothing of it is in the container's file
 // system. Podman has to have the file open, and its owner may not read it.
-func (p *podman) enter(ctx context.Context, e entry) (attached, error) {
-	fd, err := unix.Open(e.init, unix.O_PATH|unix.O_CLOEXEC|unix.O_NOFOLLOW, 0)
+func (p *podman) enter(ctx context.Context, e entry) (attached, func() error, error) {
+	path := e.paths.Init
+	fd, err := unix.Open(path, unix.O_PATH|unix.O_CLOEXEC|unix.O_NOFOLLOW, 0)
 	if err != nil {
-		return nil, &Error{Reason: ReasonState, Err: &os.PathError{Op: "open", Path: e.init, Err: err}}
+		return nil, nil, &Error{Reason: ReasonState, Err: &os.PathError{Op: "open", Path: path, Err: err}}
 	}
-	program := os.NewFile(uintptr(fd), e.init)
+	program := os.NewFile(uintptr(fd), path)
 	defer program.Close()
 	args := []string{"exec", "--interactive", "--preserve-fds=1", "--detach-keys=", "--workdir=/"}
 	for _, kv := range steadyEnv {
@@ -47,7 +48,6 @@ func (p *podman) enter(ctx context.Context, e entry) (attached, error) {
 	}
 	cmd := p.Command(append(args, e.container, "/proc/self/fd/3", wire.AttachArg)...)
 	cmd.Files = []*os.File{program}
-	return p.attach(ctx, cmd)
+	a, err := p.attach(ctx, cmd)
+	return a, func() error { return nil }, err
 }
-
-func (p *podman) removeProgram(context.Context, entry) error { return nil }

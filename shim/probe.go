@@ -81,10 +81,10 @@ type Adapter interface {
 	giveVolume(ctx context.Context, plan spec.Plan, paths spec.RunPaths, c mounts.Cache) error
 	// foreign is what the engine says of one of its containers, by its id or name.
 	foreign(ctx context.Context, name string) (foreign, error)
-	// enter starts init in a running container that is not agentshim's.
-	enter(ctx context.Context, e entry) (attached, error)
-	// removeProgram removes what enter put into the container.
-	removeProgram(ctx context.Context, e entry) error
+	// enter starts init in a running container that is not agentshim's, and changes nothing of
+	// its file system. release is for when init has said hello, or won't: it ends what the
+	// start needed.
+	enter(ctx context.Context, e entry) (a attached, release func() error, err error)
 	// pull has the engine fetch ref; progress may be nil.
 	pull(ctx context.Context, ref, platform string, progress io.Writer) error
 }

@@ -140,8 +140,6 @@ type Leftover struct {
 	// Engine and Container name its container, empty when only files are left.
 	Engine    string `json:"engine,omitempty"`
 	Container string `json:"container,omitempty"`
-	// Path is a folder in the container, which is not agentshim's: only that is removed.
-	Path string `json:"path,omitempty"`
 	// Ref is a reference that now has the run's commits.
 	Ref string `json:"ref,omitempty"`
 	// Kept says why it was not removed; empty when it was, or would be.
@@ -161,7 +159,7 @@ func (s Store) Prune(ctx context.Context, dryRun bool) ([]Leftover, error) {
 		if r.State == RunEnded && !dryRun {
 			errs = append(errs, removeTree(s.folders.record(r.ID), newCopyFolder))
 		}
-		if r.State != RunLost && r.Reason != ReasonEngineLost && (r.State != RunEnded || !r.Attached.left()) {
+		if r.State != RunLost && r.Reason != ReasonEngineLost {
 			continue
 		}
 		left, err := s.reclaim(ctx, engines, r, dryRun)
@@ -285,11 +283,6 @@ func (s Store) reclaim(ctx context.Context, engines map[string]Adapter, r RunInf
 		if err != nil {
 			return out, err
 		}
-		left, err := s.pruneAttached(ctx, adapter, &r.Record, dryRun)
-		out = append(out, left...)
-		if err != nil {
-			return out, err
-		}
 	}
 	if dryRun {
 		return out, nil
@@ -368,8 +361,8 @@ func gone(err error) bool {
 	return errors.As(err, &failed) && strings.Contains(strings.ToLower(failed.Stderr), "no such container")
 }
 
-// entrypointIsOurs reports whether the container runs init, for an agent or to set a
-// cache up, or the helper that makes a sandbox's way out.
+// entrypointIsOurs reports whether the container runs init, for an agent, to set a cache up
+// or to be executed by another container, or the helper that makes a sandbox's way out.
 func entrypointIsOurs(ctx context.Context, a Adapter, container string) (bool, error) {
 	out, err := a.Runner().Run(ctx, a.Command("inspect", "--type", "container", "--format", "{{.Path}} {{json .Args}}", container))
 	if gone(err) {
@@ -380,6 +373,7 @@ func entrypointIsOurs(ctx context.Context, a Adapter, container string) (bool, e
 	}
 	argv := strings.TrimSpace(string(out.Stdout))
 	return argv == spec.InitPath+` ["`+spec.InitArg+`"]` ||
+		argv == spec.InitPath+` ["`+spec.HoldArg+`"]` ||
 		strings.HasPrefix(argv, spec.InitPath+` ["`+spec.CacheArg+`",`) || strings.HasPrefix(argv, spec.HelperPath+` ["`+spec.HelperArg+`",`), nil
 }
 

@@ -467,6 +467,8 @@ func TestWayEndsWithItsRun(t *testing.T) {
 func TestReclaimKnowsItsContainers(t *testing.T) {
 	for inspected, removed := range map[string]bool{
 		`/.agentshim-init ["wire/1"]`:                                    true,
+		`/.agentshim-init ["hold/1"]`:                                    true,
+		`/.agentshim-init ["hold/1","x"]`:                                false,
 		`/.agentshim-init ["cache/1","/.agentshim-cache","1000","1000"]`: true,
 		`/.agentshim-init ["cache/2","/.agentshim-cache","1000","1000"]`: false,
 		`/.agentshim-netns ["netns/3","/.agentshim-netns.sock"]`:         true,

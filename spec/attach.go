@@ -4,6 +4,7 @@ import (
 	"errors"
 
 	"github.com/agentshim/agentshim/harness"
+	"github.com/agentshim/agentshim/seccomp"
 )
 
 // Entered is what init saw of itself in a container that is not agentshim's.
@@ -53,4 +54,31 @@ func Attach(h harness.Harness, host Host, e Entered, o Options) (Plan, error) {
 
 func (c *compiler) attached() {
 	c.widen("attached-container", true, "the container is not agentshim's: nothing that agentshim guarantees of its own holds there")
+}
+
+// HoldArg is a holder's one argument: its version.
+const HoldArg = "hold/1"
+
+// HolderName is the name of a holder's container.
+func (r RunPaths) HolderName() string { return "agentshim-" + r.ID + "-hold" }
+
+// Holder is the body of Docker's POST /containers/create for what shows init's program to a
+// container that is not agentshim's: Docker's exec starts only what can be seen there. It
+// shares that container's processes and nothing else, runs from its image, of which it
+// uses nothing, has no network, and is the exec's user, whose eyes alone see it.
+func Holder(host Host, run RunPaths, container, user string) (DockerContainer, error) {
+	p := Plan{Engine: host.Engine, Image: host.Image}
+	d := p.dockerBase("", user, InitPath, HoldArg)
+	d.AttachStdin, d.AttachStdout, d.AttachStderr = true, true, true
+	d.OpenStdin, d.StdinOnce = true, true
+	d.Labels[LabelHelper], d.Labels[LabelRun] = HoldArg, run.ID
+	policy, err := seccomp.Helper(seccomp.Target{Arch: host.Machine.Arch, Docker: true})
+	if err != nil {
+		return DockerContainer{}, err
+	}
+	h := &d.HostConfig
+	h.NetworkMode, h.PidMode = "none", "container:"+container
+	h.helperLimits(Limits{})
+	h.bind(run.Init, InitPath, false)
+	return d, errors.Join(h.confine(policy), h.portable())
 }

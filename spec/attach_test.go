@@ -69,3 +69,36 @@ func TestAttachAsRoot(t *testing.T) {
 		t.Errorf("%+v %v", p.Process, err)
 	}
 }
+
+// TestHolder: of the other container's it has the processes, of the host init's file.
+func TestHolder(t *testing.T) {
+	host := dockerRoot()
+	d, err := Holder(host, SymbolicPaths, "0123", "5:6")
+	if err != nil {
+		t.Fatal(err)
+	}
+	policy := d.HostConfig.SecurityOpt
+	d.HostConfig.SecurityOpt = nil
+	want := DockerContainer{
+		Image: host.Image.ID, Entrypoint: []string{InitPath}, Cmd: []string{HoldArg}, User: "5:6", WorkingDir: "/",
+		Env: d.Env, StopSignal: "SIGKILL", Labels: map[string]string{LabelHelper: HoldArg, LabelRun: SymbolicPaths.ID},
+		AttachStdin: true, AttachStdout: true, AttachStderr: true, OpenStdin: true, StdinOnce: true,
+		HostConfig: DockerHostConfig{
+			NetworkMode: "none", IpcMode: "private", CgroupnsMode: "private", PidMode: "container:0123",
+			CapDrop: []string{"ALL"}, CapAdd: []string{}, ReadonlyRootfs: true, AutoRemove: true, Ulimits: []DockerUlimit{{Name: "core"}},
+			Mounts: []DockerMount{{Type: "bind", Source: SymbolicPaths.Init, Target: InitPath, ReadOnly: true, BindOptions: &DockerBind{"rprivate"}}},
+		},
+	}
+	want.Healthcheck.Test, want.HostConfig.LogConfig.Type = []string{"NONE"}, "none"
+	if d := cmp.Diff(want, d); d != "" {
+		t.Errorf("holder (-want +got):\n%s", d)
+	}
+	if len(policy) != 2 || policy[0] != "no-new-privileges" || !strings.Contains(policy[1], `"SCMP_ACT_ERRNO"`) || strings.Contains(policy[1], `"ptrace"`) {
+		t.Errorf("security: %.200q", policy)
+	}
+	for _, kv := range d.Env {
+		if name, _, value := strings.Cut(kv, "="); value && name != "PATH" {
+			t.Errorf("the image's %s is there", name)
+		}
+	}
+}

@@ -38,6 +38,7 @@ type DockerContainer struct {
 // DockerHostConfig is its part of what the host does for the container.
 type DockerHostConfig struct {
 	NetworkMode, IpcMode, CgroupnsMode string
+	PidMode                            string `json:",omitempty"`
 	CapDrop, CapAdd, SecurityOpt       []string
 	GroupAdd                           []string `json:",omitempty"`
 	ReadonlyRootfs, AutoRemove, Init   bool

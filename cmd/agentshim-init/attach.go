@@ -2,8 +2,8 @@ package main
 
 import (
 	"fmt"
+	"io"
 	"os"
-	"path"
 
 	"golang.org/x/sys/unix"
 
@@ -29,29 +29,20 @@ func attach() {
 	in.begin(hello)
 }
 
-// remove removes this program from its folder, and the folder.
-func remove(folder string) int {
-	if err := removeProgram(folder); err != nil {
-		fmt.Fprintf(os.Stderr, "agentshim-init: %v\n", err)
-		return 1
-	}
-	return 0
-}
+// holdArg has init's program wait to be executed by others.
+const holdArg = "hold/1"
 
-// removeProgram removes nothing that has another name, and follows no link.
-func removeProgram(folder string) error {
-	dir, err := unix.Open(folder, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return &os.PathError{Op: "open", Path: folder, Err: err}
+// hold lets who has the same uid execute this program by /proc/PID/exe, from a container that
+// this one shares the pid namespace with: the kernel shows that link of a dumpable process
+// only (ptrace(2), PTRACE_MODE_READ), and its file makes it none. It has no secret. It says
+// its number there, and ends with its standard input.
+func hold() int {
+	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 1, 0, 0, 0); err != nil {
+		fatal("prctl PR_SET_DUMPABLE", err)
 	}
-	defer unix.Close(dir)
-	if err := unix.Unlinkat(dir, wire.ProgramName, 0); err != nil {
-		return &os.PathError{Op: "unlink", Path: path.Join(folder, wire.ProgramName), Err: err}
-	}
-	if err := unix.Rmdir(folder); err != nil {
-		return &os.PathError{Op: "rmdir", Path: folder, Err: err}
-	}
-	return nil
+	fmt.Println(os.Getpid())
+	_, _ = io.Copy(io.Discard, os.Stdin)
+	return 0
 }
 
 // abandon ends a container's one step when nobody is at the other end, and this process

@@ -2,6 +2,7 @@ package main
 
 import (
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"os/exec"
@@ -162,30 +163,47 @@ func TestAttachFile(t *testing.T) {
 	}
 }
 
-func TestRemoveProgram(t *testing.T) {
+// TestHold: who has the same uid can execute the program by the link of a process that holds it, and
+// by no other one of that program.
+func TestHold(t *testing.T) {
+	dir, err := os.MkdirTemp("/var/tmp", "agentshim-test-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer os.RemoveAll(dir)
+	program, nobody := filepath.Join(dir, "init"), &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
+	b, err := os.ReadFile(binary(t))
+	if err := errors.Join(err, os.Chmod(dir, 0o755), os.WriteFile(program, b, 0o111), os.Chown(program, 65534, 65534)); err != nil {
+		t.Fatal(err)
+	}
 	for _, row := range []struct {
-		name string
-		make func(dir string) error
+		arg  string
 		want error
-	}{
-		{"its own", func(string) error { return nil }, nil},
-		{"no program", func(dir string) error { return os.Remove(filepath.Join(dir, wire.ProgramName)) }, unix.ENOENT},
-		{"something else too", func(dir string) error { return os.WriteFile(filepath.Join(dir, "other"), nil, 0o600) }, unix.ENOTEMPTY},
-		{"a link", func(dir string) error {
-			return errors.Join(os.Rename(dir, dir+"2"), os.Symlink(dir+"2", dir))
-		}, unix.ENOTDIR},
-	} {
-		t.Run(row.name, func(t *testing.T) {
-			dir := filepath.Join(t.TempDir(), "folder")
-			if err := errors.Join(os.Mkdir(dir, 0o755), os.WriteFile(filepath.Join(dir, wire.ProgramName), nil, 0o111), row.make(dir)); err != nil {
-				t.Fatal(err)
-			}
-			if err := removeProgram(dir); !errors.Is(err, row.want) {
-				t.Errorf("%v, want %v", err, row.want)
-			}
-			if _, err := os.Lstat(dir); (row.want == nil) != errors.Is(err, syscall.ENOENT) {
-				t.Errorf("afterwards: %v", err)
-			}
-		})
+	}{{holdArg, nil}, {wire.AttachArg, unix.EACCES}} {
+		cmd := exec.Command(program, row.arg)
+		cmd.SysProcAttr, cmd.Env = nobody, []string{}
+		in, err1 := cmd.StdinPipe()
+		out, err2 := cmd.StdoutPipe()
+		if err := errors.Join(err1, err2, cmd.Start()); err != nil {
+			t.Fatal(err)
+		}
+		line := make([]byte, 1)
+		if _, err := io.ReadFull(out, line); err != nil { // its first word: it has done what it does first
+			t.Error(err)
+		}
+		again := exec.Command(fmt.Sprintf("/proc/%d/exe", cmd.Process.Pid), wire.DialArg, "x")
+		again.SysProcAttr = nobody
+		var failed *exec.ExitError
+		if err := again.Run(); row.want != nil && !errors.Is(err, row.want) || row.want == nil && !errors.As(err, &failed) {
+			t.Errorf("%s: %v, want %v", row.arg, err, row.want)
+		}
+		in.Close()
+		rest, _ := io.ReadAll(out)
+		if row.arg == holdArg && string(line)+string(rest) != fmt.Sprintln(cmd.Process.Pid) {
+			t.Errorf("it says %q", string(line)+string(rest))
+		}
+		if err := cmd.Wait(); row.arg == holdArg && err != nil {
+			t.Errorf("its end: %v", err)
+		}
 	}
 }

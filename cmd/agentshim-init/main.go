@@ -43,8 +43,8 @@ func main() {
 	if len(os.Args) == 2 && os.Args[1] == wire.AttachArg && os.Getpid() != 1 {
 		attach()
 	}
-	if len(os.Args) == 3 && os.Args[1] == wire.RemoveArg && os.Getpid() != 1 {
-		os.Exit(remove(os.Args[2]))
+	if len(os.Args) == 2 && os.Args[1] == holdArg && os.Getpid() != 1 {
+		os.Exit(hold())
 	}
 	if os.Getpid() != 1 || len(os.Args) != 2 || os.Args[1] != arg {
 		fmt.Fprintln(os.Stderr, "agentshim-init: this is the first process of an agentshim container; agentshim starts it, nothing else can")

@@ -126,9 +126,6 @@ func leftoverText(l shim.Leftover, dryRun bool) string {
 	if l.Container != "" {
 		what = fmt.Sprintf("%s container %.12s", l.Engine, l.Container)
 	}
-	if l.Path != "" {
-		what = "folder " + l.Path + " of " + what
-	}
 	verb := "removed"
 	switch {
 	case l.Ref != "":

@@ -151,15 +151,11 @@ type Back struct {
 // DialArg has init's program look whether something listens: `agentshim-init dial PORT`.
 const DialArg = "dial"
 
-// What init's program is started with in a container that is not agentshim's: AttachArg alone
-// makes it the init of one step, whose files go to AttachDir; RemoveArg and a folder have it remove
-// its own program from that folder, and the folder.
+// AttachArg makes init's program the init of one step in a container that is not
+// agentshim's; the step's files go to AttachDir.
 const (
 	AttachArg = "attach/1"
-	RemoveArg = "remove/1"
 	AttachDir = "/tmp"
-	// ProgramName is the program's in its folder.
-	ProgramName = "init"
 )
 
 // HomeDir is the agent's home in every container; MaxFile bounds a file in it, MaxBack
