@@ -218,6 +218,13 @@ func (s setup) attachedEnds(t *testing.T, file, name, theirs string) {
 		// Of its parent, and its parent's, an agent can end one. Of the same uid, it could end both at once.
 		{name: "the watcher is killed", script: "read go; kill -9 $PPID; cat", do: let, code: 125, reason: shim.ReasonInitLost},
 		{name: "init is killed", script: `read go; kill -9 $(cut -d" " -f4 /proc/$PPID/stat); cat`, do: let, code: 125, reason: shim.ReasonInitLost},
+		{
+			name: "init is stopped", script: `kill -STOP $(cut -d" " -f4 /proc/$PPID/stat); exec sh -c 'while :; do sleep 1; done' stopped-` + name, code: -1,
+			do: func(t *testing.T, b *begun, _ *os.File) {
+				eventually(t, "init is stopped", func() bool { return len(processes(t, "cmdline", "\x00stopped-"+name)) > 0 })
+				b.signal(t, syscall.SIGKILL)
+			},
+		},
 		{name: "init is told to end", script: `kill $(cut -d" " -f4 /proc/$PPID/stat) $PPID; echo on; exit 6`, code: 6},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -231,6 +238,12 @@ func (s setup) attachedEnds(t *testing.T, file, name, theirs string) {
 			b := s.started(t, call{Stdin: stdin}, of, hide+tc.script)
 			if line, err := b.out.ReadString('\n'); line != "ready\n" {
 				t.Fatalf("first line %q, %v; %s", line, err, b.stderr.String())
+			}
+			if n := len(processes(t, "cmdline", "s3cr3t")) + len(processes(t, "environ", "s3cr3t-of-mine")); tc.do != nil && n == 0 {
+				t.Error("control: no process has the variable")
+			}
+			if n := len(processes(t, "cmdline", "s3cr3t")); n != 0 {
+				t.Errorf("a value is in the arguments of %d processes", n)
 			}
 			if tc.do != nil {
 				eventually(t, "all of it runs", func() bool { return len(processes(t, "cmdline", "\x00"+ours)) >= 2 })
@@ -246,7 +259,7 @@ func (s setup) attachedEnds(t *testing.T, file, name, theirs string) {
 			if tc.code >= 0 && tc.code != 125 && left() != 0 {
 				t.Errorf("%d processes outlast agentshim", left())
 			}
-			eventually(t, "no process is left", func() bool { return left() == 0 })
+			eventually(t, "no process is left", func() bool { return left() == 0 && len(processes(t, "cmdline", "\x00stopped-"+name)) == 0 })
 			if len(processes(t, "cmdline", theirs)) == 0 {
 				t.Fatal("the owner's process is gone")
 			}

@@ -267,12 +267,16 @@ func (c *container) leave() error {
 	defer c.engine.close()
 	c.lifeline()
 	go func() { _, _ = io.Copy(io.Discard, c.engine.stdout()) }()
-	if !within(endTimeout, c.engine.done()) {
+	ended := within(endTimeout, c.engine.done())
+	if !ended {
 		c.engine.drop()
 		<-c.engine.done()
 	}
 	err := <-c.released
 	c.p.phases.done("end")
+	if !ended {
+		err = errors.Join(c.lostBecause(&Error{Reason: ReasonEngineLost, Msg: "init does not end"}), err)
+	}
 	return err
 }
 
@@ -280,19 +284,23 @@ func (c *container) leave() error {
 func (c *container) lostInside(err error) error {
 	if !within(endTimeout, c.engine.done()) {
 		c.engine.drop()
-		return &Error{Reason: ReasonEngineLost, Msg: "the engine does not say how init ended", Err: err}
+		return c.lostBecause(&Error{Reason: ReasonEngineLost, Msg: "the engine does not say how init ended", Err: err})
 	}
 	status, failed := c.engine.result()
 	switch {
 	case errors.Is(err, wire.ErrProtocol):
-		return &Error{Reason: ReasonInitLost, Err: err}
+		return c.lostBecause(&Error{Reason: ReasonInitLost, Err: err})
 	case failed != nil:
-		return &Error{Reason: ReasonEngineLost, Msg: failed.Error() + c.said()}
+		return c.lostBecause(&Error{Reason: ReasonEngineLost, Msg: failed.Error() + c.said()})
 	case !c.greeted:
 		return EngineFailure(&EngineError{Argv: []string{c.p.host.Engine.Kind, "exec"}, Stderr: c.engine.said(), Err: status})
 	}
-	return &Error{
-		Reason: ReasonInitLost, Msg: "init ended without saying how the harness ended" + c.said(),
-		Hint: fmt.Sprintf("the container was stopped, or something in it killed init: processes of the harness may be left (%s top %.12s)", c.p.host.Engine.Kind, c.p.foreign.ID),
-	}
+	return c.lostBecause(&Error{Reason: ReasonInitLost, Msg: "init ended without saying how the harness ended" + c.said()})
+}
+
+// lostBecause adds what to look for.
+func (c *container) lostBecause(e *Error) error {
+	e.Hint = fmt.Sprintf("the container was stopped, or something in it killed or stopped init: processes of the harness may be left (%s top %.12s)",
+		c.p.host.Engine.Kind, c.p.foreign.ID)
+	return e
 }

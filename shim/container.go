@@ -363,13 +363,19 @@ var initReasons = map[string]struct {
 	"steps":           {ReasonSessionBusy, "end other steps, or raise resources.pids and resources.memoryMb"},
 }
 
+// insideReasons are the hints where the container is not agentshim's.
+var insideReasons = map[string]string{
+	"home-file": "promptMode file needs a folder " + wire.AttachDir + " in the container that its user may write",
+	"steps":     "the container's limits and its system call filter must leave room for two more processes, and pidfd_open(2)",
+}
+
 func (c *container) refusedByInit(r wire.Refused) error {
 	known, ok := initReasons[r.Reason]
 	if !ok {
 		known.reason = ReasonInternal
 	}
-	if c.p.foreign != nil && r.Reason == "home-file" {
-		known.hint = "promptMode file needs a folder " + wire.AttachDir + " in the container that its user may write"
+	if inside, ok := insideReasons[r.Reason]; ok && c.p.foreign != nil {
+		known.reason, known.hint = ReasonContainer, inside
 	}
 	if p := c.p.job.Harness.Harness.Provided; p != nil && known.reason == ReasonHarnessMissing && p.Install != "" {
 		known.hint += " (" + p.Install + ")"

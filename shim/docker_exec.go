@@ -159,22 +159,24 @@ func (x *dockerExec) drop() {
 	x.end()
 }
 
-// result asks how it ended. The daemon knows a moment after the streams' end.
+// afterStreams is how soon after its streams' end the daemon knows that a program has ended.
+const afterStreams = 2 * time.Second
+
+// result asks how it ended.
 func (x *dockerExec) result() (ExitStatus, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), apiTimeout)
-	defer cancel()
-	for {
+	for end := time.Now().Add(afterStreams); ; time.Sleep(10 * time.Millisecond) {
 		var state struct {
 			Running  bool
 			ExitCode *int
 		}
-		err := x.api.get(ctx, "/exec/"+x.id+"/json", &state)
+		err := x.api.get(context.Background(), "/exec/"+x.id+"/json", &state)
 		switch {
 		case err != nil:
 			return ExitStatus{}, notAsked(err)
 		case !state.Running && state.ExitCode != nil:
 			return ExitStatus{Code: *state.ExitCode}, nil
+		case time.Now().After(end):
+			return ExitStatus{}, &Error{Reason: ReasonEngineLost, Msg: "the program still runs"}
 		}
-		time.Sleep(10 * time.Millisecond)
 	}
 }

@@ -104,6 +104,9 @@ func TestAttachEnds(t *testing.T) {
 			_, err := s.in.Write([]byte("no frame at all"))
 			return err
 		}},
+		{name: "init is stopped", end: func(s *steps) error {
+			return errors.Join(s.cmd.Process.Signal(unix.SIGSTOP), s.in.Close())
+		}},
 		{name: "init is killed", end: func(s *steps) error { return s.cmd.Process.Kill() }, later: true},
 	} {
 		t.Run(row.name, func(t *testing.T) {

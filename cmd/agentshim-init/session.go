@@ -157,9 +157,17 @@ func (in *initProcess) launchStep(s *step, p *streams, program string, l wire.La
 	in.session.running.Add(1)
 	go func() {
 		defer in.session.running.Done()
-		in.follow(s, p, order{Program: program, Launch: l, Outlives: in.attached})
+		in.follow(s, p, in.order(program, l))
 	}()
 	return nil
+}
+
+func (in *initProcess) order(program string, l wire.Launch) order {
+	o := order{Program: program, Launch: l}
+	if in.attached {
+		o.Init = os.Getpid()
+	}
+	return o
 }
 
 // startWatcher forks a watcher. It inherits its own two pipes and the harness's ends of
@@ -178,6 +186,9 @@ func (in *initProcess) startWatcher(s *step, p *streams) error {
 	defer theirs.Close()
 	s.watch = watch{orders: ours, reports: reports, gone: make(chan struct{})}
 	fds := append([]uintptr{orders.Fd(), theirs.Fd(), theirs.Fd()}, p.child()...)
+	if in.attached {
+		fds = append(fds, 0) // watchLifeline
+	}
 	err = raised(in.oomScore, func() error { return in.session.fork(s, fds) })
 	if err != nil {
 		ours.Close()

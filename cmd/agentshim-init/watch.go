@@ -2,6 +2,7 @@ package main
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -17,7 +18,7 @@ import (
 // harness, adopts what the harness's processes leave behind wherever they go, and ends
 // when none is left. Like init it is non-dumpable. The agent can kill it, since it is not
 // the first process; then init adopts what it watched, and kills that. Where init is not
-// the first process either, the watcher ends the step when init is gone.
+// the first process either, the watcher ends the step when init, or who is at its other end, is gone.
 const watchArg = "watch/1"
 
 // watchEnv keeps the runtime to the threads that it has at its start: where the agent
@@ -29,14 +30,16 @@ const (
 	watchOrders  = 0
 	watchReports = 1
 	watchStreams = 3 // and the two after it are the harness's
+	// watchLifeline is init's standard input, where init's end is not the container's.
+	watchLifeline = 6
 )
 
 // order is what a watcher is to start.
 type order struct {
 	Program string      `json:"program"`
 	Launch  wire.Launch `json:"launch"`
-	// Outlives says that init's end is not the container's.
-	Outlives bool `json:"outlives,omitempty"`
+	// Init is init's pid where its end is not the container's, else 0.
+	Init int `json:"init,omitempty"`
 }
 
 // started is a watcher's first report; the second is a wire.Exit.
@@ -54,29 +57,27 @@ func watchStep() int {
 	closeOnExec()
 	var o order
 	orders := os.NewFile(watchOrders, "orders")
+	defer orders.Close()
 	if err := json.NewDecoder(io.LimitReader(orders, 2*wire.MaxLaunch)).Decode(&o); err != nil {
 		return exitRefused
 	}
-	var mortal chan<- int
-	if o.Outlives {
-		mortal = endWith(orders)
-	}
 	reports := json.NewEncoder(os.NewFile(watchReports, "reports"))
+	bond, err := tie(o.Init)
+	if err != nil {
+		_ = reports.Encode(started{Refused: refuse("steps", "pidfd_open: %v", err)})
+		return exitRefused
+	}
 	pid, err := spawn(o.Program, o.Launch, []uintptr{watchStreams, watchStreams + 1, watchStreams + 2})
 	if err != nil {
 		_ = reports.Encode(started{Refused: execRefused(o.Program, err)})
 		return exitRefused
 	}
 	ignoreSignals()
-	if o.Outlives {
-		fd, err := unix.PidfdOpen(pid, 0)
-		if err != nil {
-			_ = syscall.Kill(pid, syscall.SIGKILL)
-			_ = reap(pid, killChildren)
-			_ = reports.Encode(started{Refused: refuse("steps", "pidfd_open: %v", err)})
-			return exitRefused
-		}
-		mortal <- fd
+	if err := bond.of(pid); err != nil {
+		_ = syscall.Kill(pid, syscall.SIGKILL)
+		_ = reap(pid, killChildren)
+		_ = reports.Encode(started{Refused: refuse("steps", "pidfd_open: %v", err)})
+		return exitRefused
 	}
 	for fd := range 3 {
 		unix.Close(watchStreams + fd)
@@ -85,6 +86,7 @@ func watchStep() int {
 		return exitRefused
 	}
 	exit := reap(pid, killChildren)
+	bond.wake()
 	_ = reports.Encode(exit)
 	return 0
 }
@@ -95,18 +97,58 @@ func killChildren() {
 	}
 }
 
-// endWith ends the harness whose pidfd it is sent when init is gone, whose end of the orders
-// then closes. The thread for that is there before the harness can use up what there may be.
-func endWith(orders io.Reader) chan<- int {
-	harness, waits := make(chan int, 1), make(chan struct{})
+// bond is what a harness's life has to do with init's where init is not the first process: nil
+// where it is.
+type bond struct {
+	// init is a pidfd; harness takes the harness's.
+	init    int
+	harness chan int
+}
+
+// tie begins to wait for the end of init, whose end of the orders then closes, and of the lifeline:
+// the agent can stop init. The thread for that is there before the harness can use up what there may be.
+func tie(init int) (*bond, error) {
+	if init == 0 {
+		return nil, nil
+	}
+	fd, err := unix.PidfdOpen(init, 0)
+	if err == nil && os.Getppid() != init { // else the number may be another's
+		err = unix.ESRCH
+	}
+	if err != nil {
+		return nil, err
+	}
+	b := &bond{init: fd, harness: make(chan int, 1)}
+	waits := make(chan struct{})
 	go func() {
 		runtime.LockOSThread()
 		close(waits)
-		_, _ = io.Copy(io.Discard, orders)
-		_ = unix.PidfdSendSignal(<-harness, unix.SIGKILL, nil, 0) // ESRCH: it has ended
+		ends := []unix.PollFd{{Fd: watchOrders}, {Fd: watchLifeline}} // no events: POLLHUP alone
+		for _, err := unix.Poll(ends, -1); errors.Is(err, unix.EINTR); _, err = unix.Poll(ends, -1) {
+		}
+		_ = unix.PidfdSendSignal(<-b.harness, unix.SIGKILL, nil, 0) // ESRCH: it has ended
 	}()
 	<-waits
-	return harness
+	return b, nil
+}
+
+// of names the harness.
+func (b *bond) of(pid int) error {
+	if b == nil {
+		return nil
+	}
+	fd, err := unix.PidfdOpen(pid, 0)
+	if err == nil {
+		b.harness <- fd
+	}
+	return err
+}
+
+// wake lets an init go on that the agent has stopped.
+func (b *bond) wake() {
+	if b != nil {
+		_ = unix.PidfdSendSignal(b.init, unix.SIGCONT, nil, 0) // ESRCH: it is gone
+	}
 }
 
 func becomeWatcher() error {
