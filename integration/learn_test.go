@@ -40,6 +40,7 @@ func TestLearnEgress(t *testing.T) {
 		{"tls", "ssh.allowed.example:443", "ssh.allowed.example", "x"},
 		{"tcp", at(publicAddr, echoPort), "x"},
 		{"tcp", "api.allowed.example:5432", "x"},
+		{"tcp", "permitted.private.example:9007", "x"}, // allowed below, but not where it leads
 	}
 	hidden := []string{"tls", "ech.allowed.example:443", "hidden.example", "x", "ech.allowed.example"}
 	each(t, func(t *testing.T, s setup) {
@@ -72,6 +73,7 @@ func TestLearnEgress(t *testing.T) {
 		if diff := cmp.Diff(want, learned); diff != "" {
 			t.Error(diff)
 		}
+		learned["allow"] = append(learned["allow"].([]any), "permitted.private.example:9007")
 		ops = append(ops, other...)
 		state := s.private(t)
 		r = s.call(t, call{Net: w, State: state}, "exec", "--spec", s.write(t, reachFields(t, learned, nil)), "--", ops.json(t))

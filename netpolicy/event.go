@@ -92,3 +92,8 @@ const (
 	// RefusedLimit: too many connections are open.
 	RefusedLimit Refusal = "limit"
 )
+
+// failed says that the policy permits what was not reached.
+func (r Refusal) failed() bool {
+	return r == RefusedDial || r == RefusedResolve || r == RefusedProxy
+}

@@ -281,7 +281,7 @@ func (w *web) failed(rw http.ResponseWriter, r *http.Request, err error) {
 	var refused *refusedError
 	if errors.As(err, &refused) {
 		v = refused.Verdict
-		if v.Reason != RefusedDial && v.Reason != RefusedResolve {
+		if !v.Reason.failed() {
 			code = http.StatusForbidden
 		}
 	}
@@ -310,7 +310,7 @@ func refusalLine(t destination, v Verdict, detail string) string {
 	if detail != "" {
 		line += ": " + strconv.QuoteToASCII(clip(detail))
 	}
-	if v.Reason != "" && v.Reason != RefusedDial && v.Reason != RefusedResolve {
+	if v.Reason != "" && !v.Reason.failed() {
 		line += " is not allowed"
 	}
 	if v.Why != "" {

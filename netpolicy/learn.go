@@ -24,23 +24,25 @@ type Learner struct {
 // NewLearner is for the log of a run of that policy.
 func NewLearner(p Policy) *Learner { return &Learner{table: p.Table()} }
 
-// Used takes what the line permitted: the name or address with its port, and the range
-// for the address that a name led to where that is not globally reachable.
-// Of what was refused it takes a name that open permits, but whose content was not TLS, or
-// an encrypted hello. Host services are no allow entries: they are left out.
+// Used takes what the line permitted: the name or address with its port, and the entry
+// for the address that a name led to where only that opened it: it is not globally reachable,
+// or one that the file names alone, which may be the host's own.
+// Of what was refused it takes a name that open permits, but whose content was not TLS or
+// HTTP, or an encrypted hello. Host services are no allow entries: they are left out.
 func (l *Learner) Used(line LogLine) {
 	switch {
 	case line.Event == logFull && line.Verdict == VerdictAllow:
 		l.Missed++
 	case line.Event == EventConnect && line.Verdict == VerdictAllow:
 		l.permitted(line)
-	case line.Reason == RefusedHello || line.Reason == RefusedECH:
+	case line.Reason == RefusedHello || line.Reason == RefusedECH || line.Reason == RefusedRequest && line.Entry != "":
 		l.entry(line.Entry)
 	}
 }
 
 func (l *Learner) permitted(line LogLine) {
 	addr, _ := netip.ParseAddr(line.Addr)
+	addr = addr.Unmap()
 	if line.Name == "" {
 		l.entry(addrEntry(addr, line.Port))
 		return
@@ -50,17 +52,26 @@ func (l *Learner) permitted(line LogLine) {
 		return
 	}
 	l.add(harness.Allow{Host: line.Name, Port: line.Port, Raw: v.Raw, ECH: v.ECH})
-	if _, special := notGlobal(addr.Unmap()); special && addr.IsValid() {
-		l.entry(addrEntry(addr.Unmap(), line.Port))
+	if addr.IsValid() && l.opened(addr, line.Port) {
+		l.entry(addrEntry(addr, line.Port))
 	}
 }
 
-// Wanted takes what the line refused, as the entry that would have permitted it.
+// opened reports whether a name leads to the address only by an entry for the address.
+func (l *Learner) opened(addr netip.Addr, port int) bool {
+	_, special := notGlobal(addr)
+	return special || slices.ContainsFunc(l.table.allow.holding(addr), func(r Rule) bool {
+		return r.Prefix.IsSingleIP() && (r.Port == 0 || r.Port == port)
+	})
+}
+
+// Wanted takes what the line refused, as the entry that would have permitted it. What a
+// deny entry refused stays so; what failed for another reason than the policy, no entry mends.
 func (l *Learner) Wanted(line LogLine) {
 	switch {
 	case line.Event == logFull && line.Verdict == VerdictRefuse:
 		l.Missed++
-	case line.Verdict == VerdictRefuse && line.Reason != RefusedDenied:
+	case line.Verdict == VerdictRefuse && line.Reason != RefusedDenied && line.Reason != RefusedLimit && !line.Reason.failed():
 		l.entry(line.Entry)
 	}
 }

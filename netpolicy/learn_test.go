@@ -54,7 +54,7 @@ func used(name, addr string, port int, v Verdict) Event {
 func TestLearnUsed(t *testing.T) {
 	p, err := Compile(harness.Egress{
 		Mode:         Open,
-		Allow:        append(allow("10.0.0.0/8", "192.0.2.0/24:5432"), harness.Allow{Host: "*.raw.example", Raw: true}),
+		Allow:        append(allow("10.0.0.0/8", "192.0.2.0/24:5432", "93.184.216.99"), harness.Allow{Host: "*.raw.example", Raw: true}),
 		HostServices: []harness.HostService{{Name: "mcp", Port: 3000}},
 	}, nil, nil)
 	if err != nil {
@@ -75,13 +75,16 @@ func TestLearnUsed(t *testing.T) {
 		used("mcp.host.internal", "127.0.0.1", 3000, Verdict{Allowed: true, HostPort: 3000}),
 		used("plain.example", "", 443, table.helloRefused("plain.example", hello{})),
 		used("hidden.example", "", 8443, Verdict{Reason: RefusedECH, Entry: OptionEntry("hidden.example", 8443, "ech")}),
+		used("own.example", "93.184.216.99", 443, ok), // of the host's own, by its entry
+		Event{Kind: EventRequest, Name: "old.example", Port: 80, Verdict: Verdict{Reason: RefusedRequest, Entry: OptionEntry("old.example", 80, "raw")}},
+		Event{Kind: EventRequest, Name: "method.example", Port: 80, Verdict: Verdict{Reason: RefusedRequest}},
 		used("other.example", "", 443, Verdict{Reason: RefusedServerName}), used("lost.example", "", 443, Verdict{Reason: RefusedDial}),
 		used("", "93.184.216.34", 443, Verdict{Reason: RefusedUnlisted, Entry: "93.184.216.34/32:443"}),
 		Event{Kind: EventName, Name: "never.example", Verdict: Verdict{Reason: RefusedDenied}},
 	)
 	want := []string{
-		`"10.1.2.3/32:5432"`, `"192.0.2.9/32:5432"`, `"a.cdn.example"`, `"a.cdn.example:80"`, `"b.cdn.example"`, `"example.com"`,
-		`{"host": "hidden.example", "port": 8443, "ech": true}`, `"inside.example:5432"`, `"one.example.com:22"`,
+		`"10.1.2.3/32:5432"`, `"192.0.2.9/32:5432"`, `"93.184.216.99/32:443"`, `"a.cdn.example"`, `"a.cdn.example:80"`, `"b.cdn.example"`, `"example.com"`,
+		`{"host": "hidden.example", "port": 8443, "ech": true}`, `"inside.example:5432"`, `{"host": "old.example", "port": 80, "raw": true}`, `"one.example.com:22"`, `"own.example"`,
 		`{"host": "plain.example", "raw": true}`, `{"host": "x.raw.example", "raw": true}`,
 	}
 	if diff := cmp.Diff(want, texts(l.Entries(false))); diff != "" || l.Missed != 0 {
@@ -145,10 +148,87 @@ func TestLearnWanted(t *testing.T) {
 		used("never.example", "", 443, table.Name("never.example", 443)),
 		used("api.example", "", 443, Verdict{Reason: RefusedECH, Entry: OptionEntry("api.example", 443, "ech")}),
 		used("api.example", "", 443, Verdict{Reason: RefusedServerName}),
+		used("api.example", "", 443, Verdict{Reason: RefusedDial}), used("api.example", "", 443, Verdict{Reason: RefusedResolve}),
+		used("api.example", "", 443, Verdict{Reason: RefusedProxy}), used("api.example", "", 443, Verdict{Reason: RefusedLimit}),
 	)
 	want := []string{`"93.184.216.34/32:9"`, `"api.example:22"`, `{"host": "api.example", "ech": true}`, `"evil.example"`}
 	// The two are the metadata address and the server name.
 	if diff := cmp.Diff(want, texts(l.Entries(false))); diff != "" || l.Missed != 2 {
 		t.Errorf("%d missed, %s", l.Missed, diff)
+	}
+}
+
+// TestLearnRoundTrip: what is proposed for a refusal permits, beside what there was, what
+// was refused, and nothing near it.
+func TestLearnRoundTrip(t *testing.T) {
+	private, private6 := netip.MustParseAddr("10.1.2.3"), netip.MustParseAddr("fc00::7")
+	named := func(name string, port int) func(*Table) Verdict {
+		return func(t *Table) Verdict { return t.Name(name, port) }
+	}
+	dialled := func(addr netip.Addr, port int) func(*Table) Verdict {
+		return func(t *Table) Verdict { return t.Dial(addr, port, false) }
+	}
+	said := func(name string, port int, h hello) func(*Table) Verdict {
+		return func(t *Table) Verdict {
+			return h.judge(destination{name: name, port: port, verdict: t.Name(name, port)})
+		}
+	}
+	asText := func(name string) func(*Table) Verdict { // on the HTTP port, what is no request
+		return func(t *Table) Verdict {
+			v := t.Name(name, 80)
+			if !v.Raw {
+				v.Allowed, v.Reason, v.Entry = false, RefusedRequest, OptionEntry(name, 80, "raw")
+			}
+			return v
+		}
+	}
+	addressed := func(addr string, port int) func(*Table) Verdict {
+		return func(t *Table) Verdict { return t.Addr(netip.MustParseAddr(addr), port) }
+	}
+	for name, c := range map[string]struct {
+		event        Event
+		judge, other func(*Table) Verdict
+	}{
+		"a name that was asked for":   {Event{Kind: EventName, Name: "new.example"}, named("new.example", 443), named("new.example", 80)},
+		"a port":                      {used("api.example", "", 22, Verdict{}), named("api.example", 22), named("x.api.example", 22)},
+		"a port below a wildcard":     {used("a.wild.example", "", 22, Verdict{}), named("a.wild.example", 22), named("b.wild.example", 22)},
+		"an address":                  {used("", "93.184.216.34", 9, Verdict{}), addressed("93.184.216.34", 9), addressed("93.184.216.34", 10)},
+		"a private address of a name": {used("api.example", "10.1.2.3", 443, Verdict{}), dialled(private, 443), dialled(private.Next(), 443)},
+		"one of IPv6":                 {used("api.example", "fc00::7", 443, Verdict{}), dialled(private6, 443), dialled(private6, 80)},
+		"no TLS":                      {used("api.example", "", 443, Verdict{}), said("api.example", 443, hello{}), said("a.wild.example", 443, hello{})},
+		"no TLS below a wildcard":     {used("a.wild.example", "", 443, Verdict{}), said("a.wild.example", 443, hello{}), said("b.wild.example", 443, hello{})},
+		"a hidden server name": {
+			used("api.example", "", 443, Verdict{}), said("api.example", 443, hello{complete: true, serverName: "api.example", ech: true}),
+			said("a.wild.example", 443, hello{complete: true, serverName: "a.wild.example", ech: true}),
+		},
+		"no HTTP": {Event{Kind: EventRequest, Name: "web.example", Port: 80}, asText("web.example"), named("web.example", 443)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			e := harness.Egress{Mode: AllowList, Allow: allow("api.example", "*.wild.example", "web.example:80")}
+			before := table(t, e)
+			c.event.Verdict = c.judge(before)
+			if c.event.Verdict.Allowed || c.other(before).Allowed {
+				t.Fatal("permitted before")
+			}
+			l := NewLearner(Policy{})
+			logged(t, l.Wanted, c.event)
+			entries := l.Entries(false)
+			if len(entries) != 1 || l.Missed != 0 {
+				t.Fatalf("%q, %d missed", texts(entries), l.Missed)
+			}
+			var a harness.Allow
+			if err := json.Unmarshal(entries[0], &a); err != nil {
+				t.Fatal(err)
+			}
+			e.Allow = append(e.Allow, a)
+			// What passes unlooked at is not judged by its content.
+			after := table(t, e)
+			if v := c.judge(after); !v.Allowed && !after.Name(c.event.Name, c.event.Port).Raw {
+				t.Errorf("with %s: %+v", entries[0], v)
+			}
+			if v := c.other(after); v.Allowed {
+				t.Errorf("with %s: %+v", entries[0], v)
+			}
+		})
 	}
 }

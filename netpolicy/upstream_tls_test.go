@@ -183,4 +183,13 @@ func TestUpstreamTLSJudges(t *testing.T) {
 	if got, err := io.ReadAll(web); err != nil || !strings.HasSuffix(string(got), "ok") {
 		t.Errorf("%q %v", got, err)
 	}
+	refusing := throughTLS(t, addr, nil, nil)
+	web = refusing.connect(refusing.allow("web.example", 80, Verdict{}))
+	if _, err := io.WriteString(web, "GET / HTTP/1.1\r\nHost: web.example\r\n\r\n"); err != nil {
+		t.Fatal(err)
+	}
+	got, err := io.ReadAll(web)
+	if err != nil || !strings.HasPrefix(string(got), "HTTP/1.1 502 ") || !strings.Contains(string(got), "web.example:80: the upstream proxy's certificate ") {
+		t.Errorf("%q %v", got, err)
+	}
 }

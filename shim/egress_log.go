@@ -79,10 +79,15 @@ func readLearned(path string, l *netpolicy.Learner, each func(netpolicy.LogLine)
 	return &EgressLearned{Allow: l.Entries(wildcards), Missed: l.Missed}, nil
 }
 
-// Snippet is the list as a harness file's egress section, indented, one entry a line.
-func (l EgressLearned) Snippet() []byte {
+// Snippet is the list as a harness file's egress section, indented, one entry a line. An empty
+// mode is left out, for entries that are to stand beside a file's own.
+func (l EgressLearned) Snippet(mode string) []byte {
 	var b bytes.Buffer
-	b.WriteString("{\n  \"egress\": {\n    \"mode\": \"allow-list\",\n    \"allow\": [")
+	b.WriteString("{\n  \"egress\": {\n")
+	if mode != "" {
+		fmt.Fprintf(&b, "    \"mode\": %q,\n", mode)
+	}
+	b.WriteString("    \"allow\": [")
 	for i, entry := range l.Allow {
 		if i > 0 {
 			b.WriteByte(',')
@@ -127,6 +132,9 @@ func noEgressLog(run RunInfo) error {
 	e := &Error{Reason: ReasonState, Msg: "run " + run.ID, Err: ErrNoEgressLog}
 	if run.Egress != nil {
 		e.Hint = fmt.Sprintf("its egress.mode is %s; it has no log", run.Egress.Mode)
+		if run.Egress.Mode == netpolicy.DenyAll {
+			e.Hint = "its egress.mode is deny-all, so that there was no gateway to ask; agentshim exec --learn-egress FILE makes a first list"
+		}
 	}
 	return e
 }

@@ -127,9 +127,6 @@ func (r Record) WriteFile(path string) error {
 	return writeWhole(path, b)
 }
 
-// WriteFile writes the egress section to path, as Record.WriteFile does.
-func (l EgressLearned) WriteFile(path string) error { return writeWhole(path, l.Snippet()) }
-
 func writeWhole(path string, b []byte) error {
 	tmp, err := os.CreateTemp(filepath.Dir(path), ".record-*")
 	if err != nil {

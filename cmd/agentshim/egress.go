@@ -63,10 +63,12 @@ func newSuggest() *cobra.Command {
 	var wildcards bool
 	cmd := &cobra.Command{
 		Use: "suggest RUN", Short: "Print the allow list that would permit what a run was refused", Args: cobra.ExactArgs(1),
-		Long: "Print the entries that would have permitted what an ended run was refused, as the egress\n" +
-			"section of a harness file. Read them before you take any: the harness chose what to\n" +
-			"ask for. What a deny entry refused is left out, and so are addresses that a\n" +
-			"name led to and that only an entry of their own opens. The log is verified first.",
+		Long: "Print the entries that would have permitted what an ended run was refused, as they stand\n" +
+			"in a harness file, to be added to its own. Read them before you take any: the harness\n" +
+			"chose what to ask for. What a deny entry refused is left out, and so are addresses\n" +
+			"that a name led to and that only an entry of their own opens. The log is verified first.\n\n" +
+			"Of a name that does not exist inside, only the question is known: it stands with port\n" +
+			"443, and where it leads is not known yet. Run again with it to see what else is refused.",
 		Example: "  agentshim egress suggest 4f1c9a0be2d37786",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			store, err := shim.OpenStore(nil)
@@ -77,13 +79,23 @@ func newSuggest() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			printMissed(cmd.ErrOrStderr(), list)
-			_, err = cmd.OutOrStdout().Write(list.Snippet())
+			printSuggested(cmd.ErrOrStderr(), list)
+			_, err = cmd.OutOrStdout().Write(list.Snippet(""))
 			return err
 		},
 	}
 	cmd.Flags().BoolVar(&wildcards, "wildcards", false, "one wildcard for several names below the same name")
 	return cmd
+}
+
+// printSuggested says what to do with the entries.
+func printSuggested(w io.Writer, l *shim.EgressLearned) {
+	if len(l.Allow) == 0 {
+		fmt.Fprintln(w, "agentshim: egress: nothing was refused that an entry of egress.allow would permit")
+	} else {
+		fmt.Fprintf(w, "agentshim: egress: review these, and add what you want to egress.allow (%d in all)\n", len(l.Allow))
+	}
+	printMissed(w, l)
 }
 
 // logVerification is a log and what is known of it from elsewhere.

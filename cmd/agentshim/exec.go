@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 	"golang.org/x/term"
 
+	"github.com/agentshim/agentshim/netpolicy"
 	"github.com/agentshim/agentshim/shim"
 	"github.com/agentshim/agentshim/spec"
 )
@@ -30,8 +31,9 @@ type execFlags struct {
 	session string
 	// container is one that agentshim did not start.
 	container string
-	// learn is a file for what a run in mode open used; wildcards may be in it.
+	// learn names learned, a file for what a run in mode open used; wildcards may be in it.
 	learn     string
+	learned   *shim.NewFile
 	wildcards bool
 	// temporary replaces 125 where a retry can help; 0 is off.
 	temporary int
@@ -103,7 +105,13 @@ func (f *execFlags) run(cmd *cobra.Command, given arguments) error {
 	if err != nil {
 		return f.fail(err)
 	}
-	job.LearnEgress, job.LearnWildcards = f.learn != "", f.wildcards
+	if cmd.Flags().Changed("learn-egress") {
+		if f.learned, err = shim.OpenNewFile(f.learn); err != nil {
+			return f.fail(invalid("--learn-egress: %v", "name a new file in a folder where you can write", err))
+		}
+		defer f.learned.Close()
+	}
+	job.LearnEgress, job.LearnWildcards = f.learned != nil, f.wildcards
 	if f.command && len(job.Command) == 0 {
 		return f.fail(invalid("--command without a program", "write the program and its arguments behind --"))
 	}
@@ -206,12 +214,12 @@ func printAttached(w io.Writer, a shim.AttachedRecord, quiet bool) {
 
 // writeLearned writes the allow list of a run that came as far as having a log.
 func (f *execFlags) writeLearned(w io.Writer, rec shim.Record) error {
-	if f.learn == "" || rec.Egress == nil || rec.Egress.Learned == nil {
+	if f.learned == nil || rec.Egress == nil || rec.Egress.Learned == nil {
 		return nil
 	}
 	l := rec.Egress.Learned
-	if err := l.WriteFile(f.learn); err != nil {
-		return err
+	if err := f.learned.Write(l.Snippet(netpolicy.AllowList)); err != nil {
+		return &shim.Error{Reason: shim.ReasonState, Msg: "--learn-egress", Err: err, Hint: "the list is in the record, too: agentshim show " + rec.ID}
 	}
 	if !f.quiet {
 		fmt.Fprintf(w, "agentshim: egress: %d allow entries for what was used are in %q: review them\n", len(l.Allow), f.learn)
