@@ -112,6 +112,9 @@ func (c *container) runHarness(rec *Record) error {
 		return err
 	}
 	c.p.phases.done("launch")
+	if c.p.begun != nil {
+		c.p.begun()
+	}
 	exit, err := c.stream()
 	c.egress.end()
 	if c.backs.complete() {

@@ -18,6 +18,11 @@ type egress struct {
 	gateway *netpolicy.Gateway
 	log     *netpolicy.Log
 	summary netpolicy.Summary
+
+	mu sync.Mutex
+	// during are those of a session's running steps; mu guards them.
+	during map[*netpolicy.Summary]bool
+
 	// learn reads the log at the end, and may be nil.
 	learn func(netpolicy.Head) (*EgressLearned, error)
 	// lost ends the run: a decision that can't be logged must be the last one.
@@ -45,7 +50,7 @@ func (c *container) openEgress(ctx context.Context, hello wire.Hello, rec *Recor
 	if report.Others != "" {
 		c.p.job.Notice("warning: the sandbox's network has packet rules that are not agentshim's, and in force too: %s", printable(report.Others))
 	}
-	e := &egress{lost: sync.OnceFunc(c.lifeline), watched: make(chan struct{})}
+	e := &egress{lost: sync.OnceFunc(c.lifeline), watched: make(chan struct{}), during: map[*netpolicy.Summary]bool{}}
 	if e.log, err = netpolicy.CreateLog(c.p.folders.egressLog(rec.ID), rec.ID, time.Now); err != nil {
 		listeners.Close()
 		return &Error{Reason: ReasonState, Err: err}
@@ -65,11 +70,34 @@ func (c *container) openEgress(ctx context.Context, hello wire.Hello, rec *Recor
 // event is told every decision.
 func (e *egress) event(ev netpolicy.Event) error {
 	e.summary.Add(ev)
+	e.mu.Lock()
+	for s := range e.during {
+		s.Add(ev)
+	}
+	e.mu.Unlock()
 	err := e.log.Write(ev)
 	if err != nil {
 		e.lost()
 	}
 	return err
+}
+
+// refusals begins a summary of its own. The function that it returns ends it and gives what
+// was refused meanwhile.
+func (e *egress) refusals() func() []string {
+	if e == nil {
+		return func() []string { return nil }
+	}
+	s := &netpolicy.Summary{}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.during[s] = true
+	return func() []string {
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		delete(e.during, s)
+		return s.Lines(maxRefusals)
+	}
 }
 
 // end says that the container ends, or has ended.

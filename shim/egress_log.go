@@ -23,7 +23,8 @@ type EgressRecord struct {
 	// no log. It holds the numbers of what was allowed, refused and only counted.
 	Log *netpolicy.Head `json:"log,omitempty"`
 	// Refusals say in words what was refused, most frequent first, and which allow
-	// entry would permit it. All is printable ASCII.
+	// entry would permit it. All is printable ASCII. A session's step has what the session
+	// was refused while the step ran.
 	Refusals []string `json:"refusals,omitempty"`
 	// Learned is what a run that was to learn found out.
 	Learned *EgressLearned `json:"learned,omitempty"`
@@ -130,7 +131,10 @@ func (s Store) EgressLog(id string) (string, RunInfo, error) {
 
 func noEgressLog(run RunInfo) error {
 	e := &Error{Reason: ReasonState, Msg: "run " + run.ID, Err: ErrNoEgressLog}
-	if run.Egress != nil {
+	switch {
+	case run.Session != nil && run.Session.ID != run.ID:
+		e.Hint = "it is a step, and the log is its session's: " + run.Session.ID
+	case run.Egress != nil:
 		e.Hint = fmt.Sprintf("its egress.mode is %s; it has no log", run.Egress.Mode)
 		if run.Egress.Mode == netpolicy.DenyAll {
 			e.Hint = "its egress.mode is deny-all, so that there was no gateway to ask; agentshim exec --learn-egress FILE makes a first list"

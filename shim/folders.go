@@ -3,6 +3,7 @@ package shim
 import (
 	"crypto/rand"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -59,6 +60,19 @@ func runtimeFolder(getenv func(string) string) (string, error) {
 		Reason: ReasonState, Msg: fmt.Sprintf("every place for the runtime folder is mounted noexec (%q)", candidates),
 		Hint: "set XDG_RUNTIME_DIR to a folder of yours on a file system that allows running programs",
 	}
+}
+
+// failed is the error of what could not be made in the runtime folder.
+func (f folders) failed(err error) error {
+	var e *Error
+	if err == nil || errors.As(err, &e) {
+		return err
+	}
+	failed := &Error{Reason: ReasonState, Err: err}
+	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
+		failed.Hint = fmt.Sprintf("free space for %q, or set XDG_RUNTIME_DIR to another folder of yours", f.runtime)
+	}
+	return failed
 }
 
 func ownedByCaller(dir string) bool {

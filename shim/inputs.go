@@ -95,14 +95,18 @@ func (p *prepared) readHostFile(name string, limit int64) ([]byte, error) {
 }
 
 func (p *prepared) realPath(name string) (string, error) {
-	folders := mounts.AgentFolders(p.job.Harness, p.host.Mounts)
+	return mounts.Resolve(p.hostPath(name), p.agentFolders())
+}
+
+// agentFolders are the host's folders in which an agent may have made links.
+func (p *prepared) agentFolders() []string {
 	if p.session != nil {
-		folders = p.session.folders
+		return p.session.folders
 	}
 	if p.foreign != nil {
-		folders = p.foreign.writable()
+		return p.foreign.writable()
 	}
-	return mounts.Resolve(p.hostPath(name), folders)
+	return mounts.AgentFolders(p.job.Harness, p.host.Mounts)
 }
 
 // readBounded reads a regular file of at most limit bytes; a FIFO or device would

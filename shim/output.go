@@ -40,7 +40,7 @@ func (p *prepared) findOutput() error {
 			Hint: "leave --output-file out where no orchestrator sets " + spec.OutputVariable,
 		}
 	}
-	dir, err := mounts.Resolve(filepath.Dir(host), mounts.AgentFolders(p.job.Harness, p.host.Mounts))
+	dir, err := mounts.Resolve(filepath.Dir(host), p.agentFolders())
 	if err != nil {
 		return &Error{Reason: ReasonOutputFile, Msg: fmt.Sprintf("%s %q", spec.OutputVariable, host), Err: err}
 	}

@@ -254,7 +254,7 @@ func (f folders) makeRunFolder(id string, c claim) (string, error) {
 	}
 	if err != nil {
 		os.RemoveAll(fresh)
-		return "", &Error{Reason: ReasonState, Err: err}
+		return "", f.failed(err)
 	}
 	return dir, nil
 }

@@ -126,6 +126,8 @@ type prepared struct {
 	// the variables of each file.
 	foreign  *foreign
 	envFiles [][]string
+	// begun is called when the harness runs, and may be nil.
+	begun func()
 	// session is set for a session's step, promptPath is where its prompt's file is.
 	session    *sessionStep
 	promptPath string
@@ -469,7 +471,7 @@ func (p *prepared) execute(ctx context.Context, rec *Record) (err error) {
 	}
 	defer func() { err = errors.Join(err, asError(os.RemoveAll(paths.Dir))) }()
 	if err := p.writeRunFolder(&paths); err != nil {
-		return asError(err)
+		return p.folders.failed(err)
 	}
 	rec.Overlaps = p.overlaps(rec.ID)
 	p.phases.done("prepare")

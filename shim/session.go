@@ -1,6 +1,7 @@
 package shim
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -24,7 +25,7 @@ type SessionRecord struct {
 	// Steps counts those that ran, for the session itself.
 	Steps int `json:"steps,omitempty"`
 	// Ended says why the session ended: down, idle, maximum or signal; empty while it
-	// runs and where something failed.
+	// runs and where something failed. A step has it where that ended the step.
 	Ended string `json:"ended,omitempty"`
 }
 
@@ -68,6 +69,9 @@ var ErrNoSession = errors.New("no such session")
 
 // lookTimeout bounds the wait for a keeper's word about itself.
 const lookTimeout = 2 * time.Second
+
+// silence is after how long one that has to answer is taken for stuck.
+const silence = 10 * time.Second
 
 // Sessions lists the caller's sessions with this runtime folder, oldest first.
 func (s Store) Sessions() ([]SessionInfo, error) {
@@ -136,7 +140,7 @@ func (f folders) findSession(name string) (id string, c claim, err error) {
 	}
 	for _, e := range entries {
 		found, ok := f.sessionClaim(e.Name())
-		if !ok || e.Name() != name && found.Session.Name != name {
+		if !ok || name == "" || e.Name() != name && found.Session.Name != name { // one without a name is no other's
 			continue
 		}
 		if id == "" || found.Owner.alive() {
@@ -144,13 +148,22 @@ func (f folders) findSession(name string) (id string, c claim, err error) {
 		}
 	}
 	if id == "" {
-		return "", claim{}, noSession(name)
+		return "", claim{}, f.noSession(name)
 	}
 	return id, c, nil
 }
 
-func noSession(name string) error {
-	return &Error{Reason: ReasonSession, Msg: fmt.Sprintf("session %q", name), Err: ErrNoSession, Hint: "agentshim ps lists them; agentshim up makes one"}
+// noSession also says what became of the last one of that name.
+func (f folders) noSession(name string) error {
+	e := &Error{Reason: ReasonSession, Msg: fmt.Sprintf("session %q", name), Err: ErrNoSession, Hint: "agentshim ps lists them; agentshim up makes one"}
+	runs, _ := Store{folders: f}.Runs() // of those that can't be read there is nothing to say
+	for _, r := range slices.Backward(runs) {
+		if r.isSession() && r.State == RunEnded && (r.ID == name || r.Session.Name == name) {
+			e.Err = fmt.Errorf("%w any more: %s ended at %s: %s", ErrNoSession, r.ID, r.End.Local().Format(time.DateTime), cmp.Or(r.Session.Ended, string(r.Reason)))
+			break
+		}
+	}
+	return e
 }
 
 // downPatience is how long Down waits for a keeper beyond the grace that it gives.
@@ -199,6 +212,11 @@ func (s Store) askDown(ctx context.Context, id string, c claim) error {
 	}
 	defer k.Close()
 	defer context.AfterFunc(ctx, func() { k.Close() })()
+	_ = k.SetDeadline(time.Now().Add(silence))
+	if _, err := ask(k.wire, request{Op: opLook}); err != nil && ctx.Err() == nil && c.Owner.alive() {
+		return &Error{Reason: ReasonSession, Msg: fmt.Sprintf("session %s does not answer", id), Err: err, Hint: killHint(c)}
+	}
+	_ = k.SetDeadline(time.Time{})
 	_, err = ask(k.wire, request{Op: opDown})
 	if ctx.Err() != nil {
 		return &Error{Reason: ReasonInterrupted, Msg: "the session is ending", Err: context.Cause(ctx)}
@@ -211,9 +229,13 @@ func (s Store) askDown(ctx context.Context, id string, c claim) error {
 		}
 	}()
 	if err == nil && !within(downPatience, gone) || err != nil && !within(lookTimeout, gone) {
-		return &Error{Reason: ReasonSession, Msg: fmt.Sprintf("session %s does not end", id), Err: err, Hint: fmt.Sprintf("kill its keeper, process %d; then: agentshim prune", c.Owner.PID)}
+		return &Error{Reason: ReasonSession, Msg: fmt.Sprintf("session %s does not end", id), Err: err, Hint: killHint(c)}
 	}
 	return nil
+}
+
+func killHint(c claim) string {
+	return fmt.Sprintf("kill its keeper, process %d; then: agentshim prune", c.Owner.PID)
 }
 
 func (r Record) isSession() bool { return r.Session != nil && r.Session.ID == r.ID }

@@ -23,6 +23,8 @@ type carried struct {
 
 	// launched is the forwarding goroutine's.
 	launched bool
+	// last gives the keeper's word behind the step's end.
+	last func() reply
 }
 
 // maxQueue bounds what waits for one client, in bytes: two windows of output, and
@@ -40,6 +42,7 @@ func (k *keeper) carry(conn *keeperConn, r reply, own bool) {
 		_ = conn.wire.SendJSON(wire.KindReply, refused(err))
 		return
 	}
+	defer s.last()
 	if conn.wire.SendJSON(wire.KindReply, r) == nil {
 		var written sync.WaitGroup
 		written.Go(s.write)
@@ -56,7 +59,7 @@ func (k *keeper) begin(conn *keeperConn, own bool) (*carried, error) {
 	defer k.mu.Unlock()
 	switch {
 	case k.state == SessionEnding:
-		return nil, &Error{Reason: ReasonSession, Msg: "session " + k.id + " is ending", Err: ErrNoSession}
+		return nil, &Error{Reason: ReasonSession, Msg: "session " + k.id + " is ending", Hint: "agentshim up makes a new one"}
 	case len(k.steps) >= wire.MaxSteps:
 		return nil, &Error{Reason: ReasonSessionBusy, Msg: fmt.Sprintf("session %s runs %d steps already", k.id, wire.MaxSteps), Hint: "wait for one to end"}
 	}
@@ -64,7 +67,8 @@ func (k *keeper) begin(conn *keeperConn, own bool) (*carried, error) {
 	for k.last == 0 || k.steps[k.last] != nil {
 		k.last++
 	}
-	s := &carried{id: k.last, own: own, conn: conn}
+	refusals := k.c.egress.refusals()
+	s := &carried{id: k.last, own: own, conn: conn, last: func() reply { return reply{Refusals: refusals(), Ended: k.why()} }}
 	s.cond.L = &s.mu
 	k.steps[s.id] = s
 	if !own {
@@ -140,17 +144,21 @@ func (s *carried) put(f wire.Frame) bool {
 	return true
 }
 
-// write sends the queue until the step's last frame, or until nobody takes it.
+// write sends the queue and, behind the step's last frame, the keeper's own word; less
+// where nobody takes it.
 func (s *carried) write() {
 	for {
 		f, ok := s.next()
 		if !ok {
-			return
+			break
 		}
 		if s.conn.wire.Send(f.Kind, f.Stream, f.Payload) != nil {
 			s.close()
-			return
+			break
 		}
+	}
+	if last := s.last(); s.over() {
+		_ = s.conn.wire.SendJSON(wire.KindReply, last) // its client may be gone
 	}
 }
 

@@ -1,6 +1,7 @@
 package shim
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -21,9 +22,10 @@ import (
 const (
 	// readyTimeout is for session.ready, unless session.maximum is less.
 	readyTimeout = 10 * time.Minute
-	// readyAttempt is for one try, readyInterval between two.
+	// readyAttempt is for one try, readyInterval between two; after readyNotice who waits is told.
 	readyAttempt  = "30s"
 	readyInterval = 200 * time.Millisecond
+	readyNotice   = 5 * time.Second
 	// maxServiceLog bounds what a session's own program writes to the keeper's log.
 	maxServiceLog = 1 << 20
 )
@@ -167,6 +169,20 @@ func (k *keeper) over(rec *Record, failed <-chan error) error {
 	return err
 }
 
+// why is what ends the session, once something does.
+func (k *keeper) why() string {
+	k.mu.Lock()
+	ended, ending := k.ended, k.state == SessionEnding
+	k.mu.Unlock()
+	if ended != "" || !ending {
+		return ended
+	}
+	if _, timedOut, _ := k.c.p.control.outcome(); timedOut {
+		return endedMaximum
+	}
+	return endedSignal
+}
+
 // setState wakes who waits for the session to be ready, or not to become it.
 func (k *keeper) setState(s SessionState) {
 	if k.state == SessionStarting && s != SessionStarting {
@@ -177,11 +193,11 @@ func (k *keeper) setState(s SessionState) {
 
 // open starts the session's own program, waits until the session is ready, and says so.
 func (k *keeper) open(ctx context.Context) error {
-	var over <-chan error
-	if len(k.service) > 0 {
-		over = k.serve(ctx)
+	over, err := k.serve(ctx)
+	if err == nil {
+		err = k.await(ctx, over)
 	}
-	if err := k.await(ctx, over); err != nil {
+	if err != nil {
 		return err
 	}
 	k.mu.Lock()
@@ -198,18 +214,31 @@ func (k *keeper) open(ctx context.Context) error {
 	return nil
 }
 
-// serve runs the session's own program and gives its end.
-func (k *keeper) serve(ctx context.Context) <-chan error {
-	over := make(chan error, 1)
+// serve starts the session's own program, if it has one, and gives its end.
+func (k *keeper) serve(ctx context.Context) (<-chan error, error) {
+	if len(k.service) == 0 {
+		return nil, nil
+	}
+	begun, over := make(chan struct{}), make(chan error, 1)
 	go func() {
-		rec, err := k.inside(ctx, k.service, "", &lossy{w: &limited{w: k.log, left: maxServiceLog}})
+		rec, err := k.inside(ctx, k.service, "", &lossy{w: &limited{w: k.log, left: maxServiceLog}}, func() { close(begun) })
 		if err == nil {
 			err = fmt.Errorf("it ended with exit code %d", rec.Exit)
 		}
 		fmt.Fprintf(k.log, "agentshim: the session's program: %s\n", printable(err.Error()))
-		over <- &Error{Reason: ReasonSession, Msg: fmt.Sprintf("the session's program %q", k.service[0]), Err: err, Hint: "its output is in the keeper's log: " + k.c.p.folders.keeperLog(k.id)}
+		over <- &Error{
+			Reason: ReasonSession, Msg: fmt.Sprintf("the session's program %q", k.service[0]), Err: err,
+			Hint: cmp.Or(HintOf(err), "its output is in the keeper's log: "+k.c.p.folders.keeperLog(k.id)),
+		}
 	}()
-	return over
+	select {
+	case <-begun:
+		return over, nil
+	case err := <-over:
+		return nil, err
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
 }
 
 // limited writes the first bytes and drops the rest.
@@ -235,25 +264,35 @@ func (k *keeper) await(ctx context.Context, over <-chan error) error {
 	}
 	late := make(chan struct{})
 	defer startCountdown(readyTimeout, func() { close(late) }).stop()
-	for {
-		rec, err := k.inside(ctx, argv, readyAttempt, io.Discard)
+	for notice := time.Now().Add(readyNotice); ; {
+		rec, err := k.inside(ctx, argv, readyAttempt, io.Discard, nil)
 		if err != nil && !errors.Is(err, ReasonTimeout) {
 			return err
 		}
 		if err == nil && rec.Exit == 0 {
 			return nil
 		}
+		unready := fmt.Sprintf("%q ended with exit code %d", argv, rec.Exit)
+		if port := k.c.p.job.Harness.Session.Ready.Port; port != 0 {
+			unready = fmt.Sprintf("nothing listens on port %d inside", port)
+		}
+		if !notice.IsZero() && time.Now().After(notice) {
+			k.c.p.job.Notice("the session is not ready yet: %s", unready)
+			notice = time.Time{}
+		}
 		select {
 		case err := <-over:
 			return err
 		case <-late:
-			return &Error{Reason: ReasonSession, Msg: fmt.Sprintf("not ready after %v: %q ended with exit code %d", readyTimeout, argv, rec.Exit), Hint: "look at session.ready in the harness file"}
+			return &Error{Reason: ReasonSession, Msg: fmt.Sprintf("not ready after %v: %s", readyTimeout, unready), Hint: hintReady}
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		case <-time.After(readyInterval):
 		}
 	}
 }
+
+const hintReady = "look at session.ready in the harness file"
 
 // readiness is the program whose exit code 0 says that the session is ready; nil for none.
 func (k *keeper) readiness() []string {
@@ -267,8 +306,9 @@ func (k *keeper) readiness() []string {
 	return h.Ready.Command
 }
 
-// inside runs a program as a step of the keeper's own.
-func (k *keeper) inside(ctx context.Context, argv []string, timeout string, out io.Writer) (Record, error) {
+// inside runs a program as a step of the keeper's own. begun is called when it runs, and may
+// be nil.
+func (k *keeper) inside(ctx context.Context, argv []string, timeout string, out io.Writer, begun func()) (Record, error) {
 	near, far := net.Pipe()
 	defer near.Close()
 	go k.client(newKeeperConn(far), true)
@@ -276,7 +316,7 @@ func (k *keeper) inside(ctx context.Context, argv []string, timeout string, out 
 	j.Command, j.Words, j.keeper, j.Session = argv, nil, nil, k.id
 	j.Overrides = harness.Overrides{}
 	j.Stdin, j.Stdout, j.Stderr, j.Terminal = eofReader{}, out, out, nil
-	p := &prepared{job: j, phases: newPhases(), folders: k.c.p.folders, stdin: j.Stdin}
+	p := &prepared{job: j, phases: newPhases(), folders: k.c.p.folders, stdin: j.Stdin, begun: begun}
 	rec := Record{ID: newRunID()}
 	err := p.openStep(newKeeperConn(near))
 	if err == nil {
@@ -314,7 +354,7 @@ func (k *keeper) take(f wire.Frame, exit *wire.Exit) error {
 		return k.takeOwn(f, exit)
 	}
 	switch f.Kind {
-	case wire.KindStarted, wire.KindRefused, wire.KindData, wire.KindEOF, wire.KindCredit, wire.KindExit:
+	case wire.KindStarted, wire.KindRefused, wire.KindData, wire.KindEOF, wire.KindCredit, wire.KindBack, wire.KindBackData, wire.KindExit:
 	default:
 		return wire.ErrProtocol
 	}

@@ -6,6 +6,7 @@ import (
 	"io"
 	"net"
 	"sync"
+	"time"
 
 	"github.com/agentshim/agentshim/harness"
 	"github.com/agentshim/agentshim/shim/wire"
@@ -25,7 +26,7 @@ func (f sessionFile) of(own harness.Overrides) sessionFile {
 		o.Prompt, o.PromptFile = own.Prompt, own.PromptFile
 	}
 	o.Args, o.Words, o.EnvFrom = own.Args, own.Words, own.EnvFrom
-	o.Timeout, o.WorkingDir = own.Timeout, own.WorkingDir
+	o.Timeout, o.WorkingDir, o.OutputFile = own.Timeout, own.WorkingDir, own.OutputFile
 	f.Overrides = o
 	return f
 }
@@ -60,12 +61,17 @@ func prepareStep(ctx context.Context, j Job, ph *phases, rec *Record) (*prepared
 		return p, err
 	}
 	rec.Name, rec.Session = p.job.Harness.Name, &SessionRecord{ID: p.session.id, Name: p.session.name}
+	rec.Egress = &EgressRecord{Mode: p.job.Harness.Egress.Mode}
 	return p, nil
 }
 
 // openStep asks the keeper at the other end for a step.
 func (p *prepared) openStep(conn *keeperConn) error {
+	slow := time.AfterFunc(readyNotice, func() {
+		p.job.Notice("session %q is not ready yet, or does not answer: agentshim ps says which", p.job.Session)
+	})
 	opened, err := ask(conn.wire, request{Op: opOpen})
+	slow.Stop()
 	if err != nil {
 		return talkFailed(p.job.Session, err)
 	}
@@ -79,7 +85,7 @@ func (p *prepared) openStep(conn *keeperConn) error {
 	if err = errors.Join(err, p.readCallerEnv()); err != nil {
 		return err
 	}
-	if err := p.readPrompt(); err != nil {
+	if err := errors.Join(p.findOutput(), p.readPrompt()); err != nil {
 		return err
 	}
 	p.phases.done("inputs")
@@ -117,16 +123,31 @@ func talkFailed(id string, err error) error {
 // runStep runs a decided step to its end.
 func (p *prepared) runStep(ctx context.Context, rec *Record) error {
 	end := &farEnd{Conn: p.session.conn.Conn, closed: make(chan struct{})}
-	c := &container{p: p, engine: end, conn: wire.NewConn(end, end), lifeline: end.drop, greeted: true}
+	c := &container{p: p, engine: end, conn: wire.NewConn(end, end), lifeline: end.drop, greeted: true, backs: newBacks(p.files)}
 	defer c.lifeline()
 	defer context.AfterFunc(ctx, c.lifeline)()
-	if err := c.runHarness(rec); err != nil {
+	err := c.runHarness(rec)
+	if rec.Harness != nil && rec.Session != nil {
+		last := c.lastWord()
+		rec.Egress.Refusals, rec.Session.Ended = last.Refusals, last.Ended
+	}
+	if err != nil {
 		return err
 	}
-	if rec.Harness.Lost {
-		return c.lost(errors.New("what watched it was killed, or the session ended"))
+	switch {
+	case !rec.Harness.Lost:
+		return nil
+	case rec.Session != nil && rec.Session.Ended != "":
+		return c.lost(errors.New("the session ended: " + printable(rec.Session.Ended)))
 	}
-	return nil
+	return c.lost(errors.New("what watched it was killed"))
+}
+
+// lastWord is what the keeper says behind the step's end. One that is gone says nothing.
+func (c *container) lastWord() reply {
+	defer c.watchdog(lookTimeout).stop()
+	last, _ := receiveReply(c.conn)
+	return last
 }
 
 // sessionLost is why a step did not end as a step does.

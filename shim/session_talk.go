@@ -63,6 +63,11 @@ type reply struct {
 	AgentFolders []string    `json:"agentFolders,omitempty"`
 	// Process is the step as it starts.
 	Process *spec.Process `json:"process,omitempty"`
+	// Refusals are what the session was refused while the step ran, in the keeper's last word
+	// behind the step's end.
+	Refusals []string `json:"refusals,omitempty"`
+	// Ended says in that word what ends the session, if something does.
+	Ended string `json:"ended,omitempty"`
 	// Say is text for up's standard error.
 	Say []byte `json:"say,omitempty"`
 }

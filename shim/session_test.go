@@ -13,6 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/agentshim/agentshim/harness"
+	"github.com/agentshim/agentshim/netpolicy"
 	"github.com/agentshim/agentshim/shim/wire"
 	"github.com/agentshim/agentshim/spec"
 )
@@ -26,6 +27,26 @@ func TestSessionName(t *testing.T) {
 	for _, name := range []string{"-x", ".x", "a/b", "..", "a b", "a\n", "ä", strings.Repeat("x", 64), "0123456789abcdef"} {
 		if err := checkSessionName(name); !errors.Is(err, ReasonSpecInvalid) {
 			t.Errorf("%q: %v", name, err)
+		}
+	}
+}
+
+// TestFindSession: by id or name, and no name is none.
+func TestFindSession(t *testing.T) {
+	f := folders{runtime: t.TempDir(), state: t.TempDir()}
+	owner, err := self()
+	if err != nil {
+		t.Fatal(err)
+	}
+	const unnamed, named = "0123456789abcdef", "0123456789abcde0"
+	for id, name := range map[string]string{unnamed: "", named: "work"} {
+		if _, err := f.makeRunFolder(id, claim{Owner: owner, Session: &SessionRecord{ID: id, Name: name}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for name, want := range map[string]string{unnamed: unnamed, named: named, "work": named, "": "", "wor": "", "0123": ""} {
+		if id, _, err := f.findSession(name); id != want || (err == nil) != (want != "") {
+			t.Errorf("%q: %q %v", name, id, err)
 		}
 	}
 }
@@ -73,8 +94,8 @@ func TestStepFile(t *testing.T) {
 		want func(h *harness.Harness)
 	}{
 		{"nothing", harness.Overrides{}, func(*harness.Harness) {}},
-		{"all", harness.Overrides{EnvFrom: []string{"B", "A"}, Timeout: "5s", WorkingDir: "/tmp"}, func(h *harness.Harness) {
-			h.EnvFrom, h.Timeout, h.WorkingDir = []string{"A", "B"}, "5s", "/tmp"
+		{"all", harness.Overrides{EnvFrom: []string{"B", "A"}, Timeout: "5s", WorkingDir: "/tmp", OutputFile: "out"}, func(h *harness.Harness) {
+			h.EnvFrom, h.Timeout, h.WorkingDir, h.OutputFile = []string{"A", "B"}, "5s", "/tmp", "/home/agent/out"
 		}},
 		{"a prompt", harness.Overrides{Prompt: &text}, func(h *harness.Harness) { h.Prompt, h.PromptFile = &text, "" }},
 		{"words and an option", harness.Overrides{Args: []string{"-n", "1", "mine"}}, func(h *harness.Harness) {
@@ -227,6 +248,41 @@ func TestCarry(t *testing.T) {
 	}
 	if a, _ := r.answer(request{Op: opLook}, false); a.Running != 0 || a.Steps != 2 {
 		t.Errorf("%+v", a)
+	}
+}
+
+// TestLastWord: behind a step's end its client learns what was refused since it began.
+func TestLastWord(t *testing.T) {
+	r := newRelay(t)
+	log, err := netpolicy.CreateLog(filepath.Join(t.TempDir(), "log"), r.id, time.Now)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.c.egress = &egress{log: log, during: map[*netpolicy.Summary]bool{}}
+	refuse := func(name string) {
+		if err := r.c.egress.event(netpolicy.Event{Kind: netpolicy.EventName, Name: name, Verdict: netpolicy.Verdict{Reason: netpolicy.RefusedUnlisted}}); err != nil {
+			t.Error(err)
+		}
+	}
+	refuse("before.example")
+	first := r.client()
+	refuse("one.example")
+	second := r.client()
+	refuse("two.example")
+	for i, c := range []*keeperConn{first, second} {
+		r.say(uint16(i+1), wire.KindExit, `{"code":0}`)
+		var exit wire.Exit
+		if err := receiveJSON(c.wire, wire.KindExit, &exit); err != nil {
+			t.Fatal(err)
+		}
+		last, err := receiveReply(c.wire)
+		text := strings.Join(last.Refusals, "\n")
+		if err != nil || last.Ended != "" || strings.Contains(text, "before") || strings.Contains(text, "one.example") != (i == 0) || !strings.Contains(text, "two.example") {
+			t.Errorf("step %d: %v %q %q", i+1, err, last.Ended, text)
+		}
+	}
+	if n := len(r.c.egress.during); n != 0 {
+		t.Errorf("%d summaries are left", n)
 	}
 }
 

@@ -227,14 +227,18 @@ func Keep(ctx context.Context, conn *os.File, o KeepOptions) error {
 		link.last(reply{State: SessionReady, ID: id})
 	}
 	debug.SetGCPercent(keeperGC)
-	_, err = Run(ctx, j)
+	rec, err := Run(ctx, j)
 	close(k.done)
 	k.downs.Wait()
 	carried := make(chan struct{})
 	go func() { k.carrying.Wait(); close(carried) }()
 	within(lookTimeout, carried) // the steps' clients read how they ended
 	if err == nil {
-		link.last(refused(&Error{Reason: ReasonSession, Msg: "the session was ended before it was ready"}))
+		early := &Error{Reason: ReasonSession, Msg: "the session was ended before it was ready: " + rec.Session.Ended}
+		if rec.Session.Ended == endedMaximum {
+			early.Msg, early.Hint = "session.maximum passed before the session was ready", hintReady
+		}
+		link.last(refused(early))
 		return nil
 	}
 	link.last(refused(err))

@@ -229,8 +229,6 @@ const maxReports = 16 << 10
 
 // follow takes a step from its watcher's start to its end.
 func (in *initProcess) follow(s *step, p *streams, o order) {
-	defer s.watch.reports.Close()
-	defer s.watch.orders.Close()
 	_ = json.NewEncoder(s.watch.orders).Encode(o) // EPIPE: it is gone, which its reports say
 	said := json.NewDecoder(io.LimitReader(s.watch.reports, maxReports))
 	var begun started
@@ -257,6 +255,9 @@ func (in *initProcess) follow(s *step, p *streams, o order) {
 	s.pid.Store(0)
 	s.drain(p, w)
 	in.forget(s, p)
+	if err := sendBacks(s.conn, s.home, s.backs); err != nil {
+		fatal("step's output", err)
+	}
 	if exit.OOMKills = oomKills(in.oomKills); exit.OOMKills >= 0 {
 		exit.OOMKills -= max(kills, 0) // those while it ran
 	}
@@ -266,6 +267,8 @@ func (in *initProcess) follow(s *step, p *streams, o order) {
 // forget lets go of all that a step had here.
 func (in *initProcess) forget(s *step, p *streams) {
 	in.session.close(s)
+	s.watch.orders.Close()
+	s.watch.reports.Close()
 	s.stdin.CloseWrite()
 	p.close()
 	s.removeFiles()

@@ -22,10 +22,12 @@ type steps struct {
 	// refused are the reasons by step; started says which ones run.
 	refused map[uint16]string
 	started map[uint16]bool
+	// backs are what steps left for their callers.
+	backs map[uint16]string
 }
 
 func startSession(t *testing.T) *steps {
-	return &steps{peer: start(t), out: map[uint16]string{}, exit: map[uint16]wire.Exit{}, refused: map[uint16]string{}, started: map[uint16]bool{}}
+	return &steps{peer: start(t), out: map[uint16]string{}, exit: map[uint16]wire.Exit{}, refused: map[uint16]string{}, started: map[uint16]bool{}, backs: map[uint16]string{}}
 }
 
 // script launches a shell as a step.
@@ -67,6 +69,14 @@ func (s *steps) until(ok func() bool) {
 				s.t.Fatal(err)
 			}
 			s.exit[f.Step] = e
+		case wire.KindBack:
+			var b wire.Back
+			if err := f.JSON(&b); err != nil {
+				s.t.Fatal(err)
+			}
+			s.backs[f.Step] += b.Path + ": " + b.Problem
+		case wire.KindBackData:
+			s.backs[f.Step] += string(f.Payload)
 		case wire.KindRefused:
 			var r wire.Refused
 			if err := f.JSON(&r); err != nil {
@@ -248,6 +258,24 @@ func TestStepRefused(t *testing.T) {
 	want := map[uint16]string{1: "home-file", 3: "harness-missing", 4: "arguments"}
 	if fmt.Sprint(s.refused) != fmt.Sprint(want) || s.out[2] != "x" || s.out[5] != "kept\n" || s.out[1]+s.out[3] != "" {
 		t.Errorf("%v %v", s.refused, s.out)
+	}
+}
+
+// TestStepOutput: what each step left at its own path comes before its end, and stays.
+func TestStepOutput(t *testing.T) {
+	s := startSession(t)
+	for id, script := range map[uint16]string{1: "echo one >/home/agent/out-1", 2: "true", 3: "ln -s out-1 /home/agent/out-3"} {
+		if err := s.conn.Of(id).SendJSON(wire.KindFile, wire.File{Path: fmt.Sprintf("/home/agent/out-%d", id), WriteBack: true, BackOnly: true}); err != nil {
+			t.Fatal(err)
+		}
+		s.script(id, script)
+		s.ends(id)
+	}
+	s.script(4, "cat /home/agent/out-1")
+	s.ends(4)
+	want := map[uint16]string{1: "/home/agent/out-1: one\n", 2: "/home/agent/out-2: it is gone", 3: "/home/agent/out-3: it is a link, or lies behind one"}
+	if fmt.Sprint(s.backs) != fmt.Sprint(want) || s.out[4] != "one\n" {
+		t.Errorf("%v %q", s.backs, s.out[4])
 	}
 }
 

@@ -42,14 +42,16 @@ func (s *step) begin(file wire.File) *wire.Refused {
 	if refused == nil {
 		s.file, refused = createHomeFile(s.home, file)
 	}
-	switch {
-	case refused != nil:
-	case s.id != 0:
+	if refused != nil {
+		return refused
+	}
+	if s.id != 0 && !file.BackOnly {
 		s.files = append(s.files, file.Path)
-	case file.WriteBack:
+	}
+	if file.WriteBack {
 		s.backs = append(s.backs, file.Path)
 	}
-	return refused
+	return nil
 }
 
 // attach makes the ends of the streams' flow control.

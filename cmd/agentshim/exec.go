@@ -40,7 +40,7 @@ type execFlags struct {
 }
 
 func newExec() *cobra.Command {
-	var f execFlags
+	f := execFlags{specFlags: specFlags{instead: ", or --session SESSION"}}
 	cmd := &cobra.Command{
 		Use:   "exec {--spec FILE [--container CONTAINER] | --session SESSION} [flags] [harness options] [-- WORDS…]",
 		Short: "Run the harness",
@@ -121,6 +121,8 @@ func (f *execFlags) run(cmd *cobra.Command, given arguments) error {
 	job.Attached = func(a shim.AttachedRecord) { printAttached(os.Stderr, a, f.quiet) }
 	if !f.quiet {
 		dress(&job, os.Stderr)
+	}
+	if !f.quiet && f.session == "" { // a step starts no container
 		proven, attached := job.Proven, job.Attached
 		slow := time.AfterFunc(slowStart, func() { fmt.Fprintln(os.Stderr, "agentshim: the engine is still starting the container") })
 		defer slow.Stop()
@@ -166,9 +168,6 @@ func (f *execFlags) execJob(given arguments) (shim.Job, error) {
 	}
 	if f.learn != "" {
 		return shim.Job{}, invalid("--learn-egress with --session", "a session's egress is its file's: `agentshim egress suggest` reads the session's log")
-	}
-	if o.OutputFile != "" {
-		return shim.Job{}, invalid("--output-file with --session", "a step writes to standard output, or into the workspace")
 	}
 	if err := absolute("--prompt-file", &f.overrides.PromptFile); err != nil {
 		return shim.Job{}, err
@@ -270,9 +269,16 @@ func printOutcome(w io.Writer, rec shim.Record, quiet bool) {
 // printEnd says what the harness's exit code does not.
 func printEnd(w io.Writer, rec shim.Record) {
 	if rec.Egress != nil {
-		for _, line := range rec.Egress.Refusals {
-			fmt.Fprintf(w, "agentshim: egress: %s\n", line)
+		when := ""
+		if rec.Session != nil && rec.Session.ID != rec.ID {
+			when = "while the step ran, " // another step's, perhaps
 		}
+		for _, line := range rec.Egress.Refusals {
+			fmt.Fprintf(w, "agentshim: egress: %s%s\n", when, line)
+		}
+	}
+	if rec.Session != nil && rec.Session.ID != rec.ID && rec.Session.Ended != "" {
+		fmt.Fprintf(w, "agentshim: session: it ended while the step ran: %s\n", visible(rec.Session.Ended))
 	}
 	if rec.Copy != nil {
 		fmt.Fprintf(w, "agentshim: copy: the agent's changes are in a copy of %q: agentshim diff %s shows them, agentshim apply %s applies them\n", rec.Copy.Source, rec.ID, rec.ID)

@@ -34,6 +34,9 @@ func newUp() *cobra.Command {
 			"  agentshim exec --session work -- fix the failing test\n" +
 			"  agentshim down work",
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if len(args) > 0 && cmd.ArgsLenAtDash() != 0 {
+				return invalid("%q is not behind --", "--name gives the session a name; a program of its own stands behind --", args[0])
+			}
 			job, err := f.job()
 			if err != nil {
 				return err

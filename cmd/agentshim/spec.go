@@ -17,6 +17,8 @@ type specFlags struct {
 	file      string
 	overrides harness.Overrides
 	prompt    promptFlag
+	// instead names, for a hint, what there can be in the file's place.
+	instead string
 }
 
 // promptFlag is the flag --prompt: given, it may be empty.
@@ -74,7 +76,7 @@ func (s *specFlags) promptedJob(given arguments, command bool) (shim.Job, error)
 // caller's working folder.
 func (s *specFlags) job() (shim.Job, error) {
 	if s.file == "" {
-		return shim.Job{}, invalid("no harness file given", "add --spec harness.json")
+		return shim.Job{}, invalid("no harness file given", "add --spec harness.json"+s.instead)
 	}
 	o := s.overrides
 	for _, p := range []struct {

@@ -155,7 +155,7 @@ func lastStream(k Kind) uint8 {
 // ofStep says whether a frame of that kind may belong to a session's step.
 func ofStep(k Kind) bool {
 	switch k {
-	case KindFile, KindFileData, KindLaunch, KindStarted, KindRefused, KindData, KindEOF, KindCredit, KindSignal, KindWindow, KindExit, KindCut:
+	case KindFile, KindFileData, KindLaunch, KindStarted, KindRefused, KindData, KindEOF, KindCredit, KindSignal, KindWindow, KindExit, KindBack, KindBackData, KindCut:
 		return true
 	default:
 		return false
