@@ -400,6 +400,9 @@ func TestEgressBattery(t *testing.T) {
 			}
 		})
 		t.Run("allow-list", func(t *testing.T) { s.batteryRun(t, w, allowed(), rows, func(r row) string { return r.list }) })
+		t.Run("allow-list in a session", func(t *testing.T) {
+			s.stepping(t).batteryRun(t, w, allowed(), rows, func(r row) string { return r.list })
+		})
 		if s.name != "docker-group" { // which has no iptables
 			t.Run("allow-list by iptables", func(t *testing.T) {
 				s.batteryRun(t, w, byIptables(allowed()), rows, func(r row) string { return r.list })
@@ -589,7 +592,7 @@ func TestRefusalNamesTheEntry(t *testing.T) {
 		{"port 80", []string{"http", "api.allowed.example:80", get("api.allowed.example")}, "", "", `"api.allowed.example:80"`},
 	}
 	good := func(out string) bool { return strings.HasPrefix(out, "ok: ") && !strings.HasPrefix(out, "ok: 403") }
-	inTurn(t, func(t *testing.T, s setup) {
+	named := func(t *testing.T, s setup) {
 		allow := []any{"api.allowed.example", "*.private.example:9007", "ech.allowed.example", "raw.allowed.example"}
 		egress := map[string]any{"mode": "allow-list", "allow": allow}
 		got, before := s.reach(t, w, egress, opsOf(trials))
@@ -620,6 +623,10 @@ func TestRefusalNamesTheEntry(t *testing.T) {
 				t.Errorf("%s: %s with the entry\n%s", r.name, out, after.Stderr)
 			}
 		}
+	}
+	inTurn(t, func(t *testing.T, s setup) {
+		named(t, s)
+		t.Run("in a session", func(t *testing.T) { named(t, s.stepping(t)) })
 	})
 }
 

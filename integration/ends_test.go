@@ -61,7 +61,7 @@ func TestTimeout(t *testing.T) {
 // P09: a reader of standard output that goes away ends the run, whether the harness
 // writes or not. Standard error's does not.
 func TestClosedOutput(t *testing.T) {
-	each(t, func(t *testing.T, s setup) {
+	bothWays(t, func(t *testing.T, s setup) {
 		for _, tc := range []struct{ name, script string }{
 			{"while it writes", "while :; do echo ready; done"},
 			{"while it is silent", "echo ready; sleep 300"},
@@ -70,7 +70,7 @@ func TestClosedOutput(t *testing.T) {
 				continue
 			}
 			file := filepath.Join(s.private(t), "result.json")
-			script := fmt.Sprintf(`{ "$0" exec --quiet --spec %s --result %s -- '%s'; echo "code $?" >&2; } | head -n1`, s.write(t, nil), file, tc.script)
+			script := fmt.Sprintf(`{ "$0" exec --quiet %s --result %s -- '%s'; echo "code $?" >&2; } | head -n1`, s.targetText(t), file, tc.script)
 			cmd, cancel := s.command(t, call{Timeout: 30 * time.Second}, "/bin/sh", "-c", script, agentshim)
 			r := finish(t, cmd)
 			cancel()
@@ -85,8 +85,8 @@ func TestClosedOutput(t *testing.T) {
 			return
 		}
 		t.Run("standard error", func(t *testing.T) {
-			script := fmt.Sprintf(`exec 3>&1; { "$0" exec --quiet --spec %s -- '%s' 2>&1 >&3; echo "code $?" >&3; } | head -n1 >&2`,
-				s.write(t, nil), "i=0; while [ $i -lt 9000 ]; do echo 0123456789012345678901234567890123456789012345678901234567890123456789 >&2; i=$((i+1)); done; echo out; exit 6")
+			script := fmt.Sprintf(`exec 3>&1; { "$0" exec --quiet %s -- '%s' 2>&1 >&3; echo "code $?" >&3; } | head -n1 >&2`,
+				s.targetText(t), "i=0; while [ $i -lt 9000 ]; do echo 0123456789012345678901234567890123456789012345678901234567890123456789 >&2; i=$((i+1)); done; echo out; exit 6")
 			cmd, cancel := s.command(t, call{Timeout: 30 * time.Second}, "/bin/sh", "-c", script, agentshim)
 			defer cancel()
 			if r := finish(t, cmd); r.Stdout != "out\ncode 6\n" {
@@ -113,7 +113,7 @@ func TestClosedOutput(t *testing.T) {
 
 // A reader that stands still can't keep a run that is asked to end.
 func TestStuckReader(t *testing.T) {
-	someAtOnce(t, func(t *testing.T, s setup) {
+	someBothWays(t, func(t *testing.T, s setup) {
 		b := s.begin(t, spec{"stopGrace": "1s"}, "trap 'exit 5' TERM; echo ready; cat /dev/zero & wait")
 		time.Sleep(500 * time.Millisecond) // the pipe and the window fill up
 		start := time.Now()

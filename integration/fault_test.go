@@ -868,6 +868,9 @@ func TestDaemonFaults(t *testing.T) {
 				t.Run("L06", func(t *testing.T) { b.fullDisk(t, d) })
 			}
 			r := b.begin(t, quiet) // the control of L06 too
+			state := b.private(t)
+			id := b.up(t, call{State: state, Env: []string{b.host}}, b.file)
+			step := b.inBackground(t, id, "echo ready; exec sleep 300")
 			begin := time.Now()
 			if err := d.cmd.Process.Signal(sig); err != nil {
 				t.Fatal(err)
@@ -876,6 +879,7 @@ func TestDaemonFaults(t *testing.T) {
 			t.Logf("agentshim ended %v after the daemon's %v: %s", time.Since(begin).Round(time.Millisecond), sig, r.stderr.String())
 			r.emptied(t, begin)
 			r.judge(t, "client", nil) // engine-lost
+			step.sessionLost(t, state, id)
 		})
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"io"
 	"net"
 	"os/exec"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -65,7 +66,9 @@ func (s setup) serve(t *testing.T, w *world, egress map[string]any, inside ...st
 	t.Helper()
 	v := &server{t: t, w: w, state: s.private(t)}
 	ops := attempts{append([]string{"serve"}, inside...)}
-	cmd, cancel := s.command(t, call{Net: w, State: v.state}, agentshim, "exec", "--spec", s.write(t, reachFields(t, egress, nil)), "--", ops.json(t))
+	c := call{Net: w, State: v.state}
+	args := slices.Concat([]string{"exec"}, s.target(t, c, s.write(t, reachFields(t, egress, nil))), []string{"--", ops.json(t)})
+	cmd, cancel := s.command(t, c, agentshim, args...)
 	t.Cleanup(cancel)
 	v.cmd, cmd.Stdout, cmd.Stderr = cmd, &v.stdout, &v.stderr
 	if err := cmd.Start(); err != nil {
@@ -80,7 +83,8 @@ func (s setup) serve(t *testing.T, w *world, egress map[string]any, inside ...st
 	if !within10s(func() bool { return strings.Contains(v.stderr.String(), "serving\n") }) {
 		t.Fatalf("it does not serve:\n%s", v.stderr.String())
 	}
-	for _, p := range record(t, v.state).Publish {
+	whole, _ := s.whole(t, record(t, v.state), v.state)
+	for _, p := range whole.Publish {
 		v.address = append(v.address, at(p.Address.String(), int(p.HostPort)))
 	}
 	return v
@@ -262,15 +266,28 @@ func (v *server) widened(rec shim.Record) bool {
 	return n == 1
 }
 
-// TestPublishElsewhere: with a way out it is the same; without an entry nothing listens.
+// TestPublishElsewhere: in the other modes, and to a session's steps, it is the same;
+// without an entry nothing listens.
 func TestPublishElsewhere(t *testing.T) {
 	w := outside(t)
-	each(t, func(t *testing.T, s setup) {
-		with := s.serve(t, w, map[string]any{"mode": "allow-list", "allow": []any{"api.allowed.example"}, "publish": []any{"0:3000"}}, "127.0.0.1:3000")
-		if got, want := with.answer(with.address[0], "echo", []byte("x")), sum([]byte("x")); got != want {
-			t.Error("another answer")
+	bothWays(t, func(t *testing.T, s setup) {
+		var with *server
+		for _, egress := range []map[string]any{
+			{"mode": "deny-all"}, {"mode": "open"}, {"mode": "network"}, {"mode": "allow-list", "allow": []any{"api.allowed.example"}},
+		} {
+			if egress["mode"] != "allow-list" && !s.full() {
+				continue
+			}
+			egress["publish"] = []any{"0:3000"}
+			with = s.serve(t, w, egress, "127.0.0.1:3000")
+			if got, want := with.answer(with.address[0], "echo", []byte("x")), sum([]byte("x")); got != want {
+				t.Errorf("%s: another answer", egress["mode"])
+			}
+			with.stop()
 		}
-		with.stop()
+		if s.steps != nil {
+			return // the port is the session's
+		}
 		_, port, _ := net.SplitHostPort(with.address[0])
 		without := s.serve(t, w, nil, "127.0.0.1:"+port)
 		if c, err := w.dial(with.address[0]); !errors.Is(err, syscall.ECONNREFUSED) {

@@ -129,7 +129,8 @@ func TestSession(t *testing.T) {
 			t.Errorf("%+v, exit %d %s", rec.Session, rec.Exit, rec.Reason)
 		}
 		s.call(t, call{State: state}, "down", id).ok(t)
-		s.call(t, call{State: state}, "down", name).refused(t, shim.ReasonSession)
+		gone := s.call(t, call{State: state}, "down", name).refused(t, shim.ReasonSession)
+		wantText(t, gone.Stderr, "no such session any more: "+id+" ended at ", ": down")
 		s.step(t, call{}, id, "true").refused(t, shim.ReasonSession)
 	})
 }
@@ -185,8 +186,8 @@ func (s setup) keepsNoSecret(t *testing.T, state, id string, keeper int) {
 	}
 }
 
-// counts are what a process holds.
-type counts struct{ fds, threads int }
+// counts are what a process holds, its memory in KiB.
+type counts struct{ fds, threads, memory int }
 
 func countOf(t *testing.T, pid int) counts {
 	t.Helper()
@@ -197,17 +198,51 @@ func countOf(t *testing.T, pid int) counts {
 		}
 		return len(entries)
 	}
-	return counts{n("fd"), n("task")}
+	return counts{n("fd"), n("task"), memoryOf(t, pid)}
 }
 
-// manySteps runs steps, some of them at a time, and fails t where keeper or init
+// holder is a process that a session's steps pass through, and what it may hold more after
+// many than after the first ones: the runtime of Go keeps threads and memory that were in
+// use at one time.
+type holder struct {
+	name  string
+	pid   int
+	spare counts
+}
+
+// holders are the session's keeper and init, and the engine's process between them: on
+// Docker the daemon, which others use too, else the container's monitor.
+func (s setup) holders(t *testing.T, id string, keeper int) []holder {
+	t.Helper()
+	name := "agentshim-" + id
+	init := mustInt(t, strings.TrimSpace(s.bare(t, "inspect", "--format", "{{.State.Pid}}", name).ok(t).Stdout))
+	list := []holder{{"keeper", keeper, counts{1, 6, 6 << 10}}, {"init", init, counts{1, 6, 4 << 10}}}
+	if s.engine == "docker" {
+		pid := mustInt(t, strings.TrimSpace(string(mustRead(t, "/var/run/docker.pid"))))
+		return append(list, holder{"dockerd", pid, counts{20, 20, 60 << 10}})
+	}
+	return append(list, holder{"conmon", s.monitor(t, id), counts{0, 0, 1 << 10}})
+}
+
+// monitor is conmon's process for a session's container.
+func (s setup) monitor(t *testing.T, id string) int {
+	t.Helper()
+	for _, pid := range processes(t, "cmdline", "agentshim-"+id) {
+		if comm, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid)); string(comm) == "conmon\n" {
+			return pid
+		}
+	}
+	t.Fatal("no conmon")
+	return 0
+}
+
+// manySteps runs steps, some of them at a time, and fails t where what they pass through
 // holds more after them than after the first ones.
 func (s setup) manySteps(t *testing.T, id string, keeper int) {
 	n, atOnce := 20, 4
 	if soaking() {
 		n, atOnce = 500, 50
 	}
-	pid := mustInt(t, strings.TrimSpace(s.bare(t, "inspect", "--format", "{{.State.Pid}}", "agentshim-"+id).ok(t).Stdout))
 	run := func(n int) {
 		var all sync.WaitGroup
 		for range n {
@@ -220,19 +255,21 @@ func (s setup) manySteps(t *testing.T, id string, keeper int) {
 		all.Wait()
 	}
 	run(atOnce)
-	before := [2]counts{countOf(t, keeper), countOf(t, pid)}
+	holders, before := s.holders(t, id, keeper), map[string]counts{}
+	for _, h := range holders {
+		before[h.name] = countOf(t, h.pid)
+	}
 	for range n/atOnce - 1 {
 		run(atOnce)
 	}
-	for i, name := range []string{"keeper", "init"} {
-		var after counts
+	for _, h := range holders {
+		b, after := before[h.name], counts{}
 		// A client is gone a moment before its connection is.
-		eventually(t, name+" holds no more than before", func() bool {
-			after = countOf(t, []int{keeper, pid}[i])
-			// The runtime of Go keeps threads that were busy at one time.
-			return after.fds <= before[i].fds+1 && after.threads <= before[i].threads+6
+		eventually(t, h.name+" holds no more than before", func() bool {
+			after = countOf(t, h.pid)
+			return after.fds <= b.fds+h.spare.fds && after.threads <= b.threads+h.spare.threads && after.memory <= b.memory+h.spare.memory
 		})
-		t.Logf("%s: %+v, then %+v", name, before[i], after)
+		t.Logf("%s: %+v, then %+v", h.name, b, after)
 	}
 	if kib := memoryOf(t, keeper); kib > 25<<10 {
 		t.Errorf("the keeper has %d KiB of memory", kib)
@@ -316,9 +353,12 @@ func TestSessionEnds(t *testing.T) {
 				killChild(t, keeper)
 				return nil
 			}, 125, shim.ReasonSessionLost, shim.ReasonEngineLost, ""},
+			{"monitor killed", true, nil, func(t *testing.T, id string, _ int) error {
+				return kill(s.monitor(t, id), unix.SIGKILL)
+			}, 125, shim.ReasonSessionLost, shim.ReasonInitLost, ""},
 			{"maximum", false, map[string]any{"maximum": "2s"}, func(*testing.T, string, int) error { return nil }, 143, "", "", "maximum"},
 		} {
-			if !tc.all && !s.full() || tc.reason == shim.ReasonEngineLost && s.engine == "docker" { // which has no client
+			if !tc.all && !s.full() || (tc.reason == shim.ReasonEngineLost || tc.name == "monitor killed") && s.engine == "docker" { // which has neither
 				continue
 			}
 			t.Run(tc.name, func(t *testing.T) {
@@ -414,6 +454,15 @@ func TestSessionReady(t *testing.T) {
 			ready := spec{"session": map[string]any{"ready": map[string]any{"command": []string{"test", "-e", "/tmp/made"}}}}
 			id := s.up(t, call{}, s.write(t, ready), "--", "sh", "-c", "sleep 1; touch /tmp/made; exec sleep 300")
 			s.step(t, call{}, id, "test -e /tmp/made").ok(t)
+		})
+		t.Run("its program is missing", func(t *testing.T) {
+			r := s.call(t, call{}, "up", "--spec", s.write(t, nil), "--", "no-such-program").refused(t, shim.ReasonSession)
+			wantText(t, r.Stderr, "no-such-program", "agentshim: hint: install the program")
+		})
+		t.Run("never", func(t *testing.T) {
+			file := s.write(t, spec{"session": map[string]any{"ready": map[string]any{"command": []string{"false"}}, "maximum": "6s"}})
+			r := s.call(t, call{}, "up", "--spec", file).refused(t, shim.ReasonSession)
+			wantText(t, r.Stderr, `not ready yet: ["false"] ended with exit code 1`, "session.maximum passed", "agentshim: hint: look at session.ready")
 		})
 		t.Run("its program ends", func(t *testing.T) {
 			state := s.private(t)
@@ -546,6 +595,17 @@ func TestSessionSocket(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.step(t, call{}, id, "true").ok(t)
+	t.Run("a keeper that is stuck", func(t *testing.T) {
+		x, _ := s.find(t, id)
+		if err := unix.Kill(x.PID, unix.SIGSTOP); err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = unix.Kill(x.PID, unix.SIGCONT) }()
+		wantText(t, s.call(t, call{}, "down", id).refused(t, shim.ReasonSession).Stderr, "does not answer", fmt.Sprintf("process %d", x.PID))
+		if x, _ := s.find(t, id); x.State != shim.SessionSilent {
+			t.Errorf("%+v", x)
+		}
+	})
 	t.Run("another user at the keeper's", func(t *testing.T) {
 		conn, err := net.Dial("unix", socket)
 		if err != nil {

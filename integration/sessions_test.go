@@ -16,8 +16,8 @@ type sessions struct {
 	t *testing.T
 
 	mu sync.Mutex
-	// ids are those of the sessions by what their files hold.
-	ids map[string]string
+	// ids are those of the sessions by what their files hold, states their state folders by id.
+	ids, states map[string]string
 }
 
 // bothWays is each for runs, and then for steps of sessions: what holds for a run's
@@ -27,38 +27,78 @@ func bothWays(t *testing.T, f func(t *testing.T, s setup)) {
 	t.Run("steps", func(t *testing.T) { inSessions(t, setups, f) })
 }
 
+// someBothWays is that for the set-ups of some.
+func someBothWays(t *testing.T, f func(t *testing.T, s setup)) {
+	someAtOnce(t, f)
+	t.Run("steps", func(t *testing.T) { inSessions(t, chosen(), f) })
+}
+
 // inSessions runs f for the set-ups with steps in the place of runs.
 func inSessions(t *testing.T, list []setup, f func(t *testing.T, s setup)) {
-	atOnce(t, list, func(t *testing.T, s setup) {
-		s.steps = &sessions{t: t, ids: map[string]string{}}
-		f(t, s)
-	})
+	atOnce(t, list, func(t *testing.T, s setup) { f(t, s.stepping(t)) })
+}
+
+// stepping is the set-up with steps in the place of runs. Its sessions end with t.
+func (s setup) stepping(t *testing.T) setup {
+	s.steps = &sessions{t: t, ids: map[string]string{}, states: map[string]string{}}
+	return s
+}
+
+// target names a file to exec, or a session of it.
+func (s setup) target(t *testing.T, c call, file string) []string {
+	t.Helper()
+	if s.steps == nil {
+		return []string{"--spec", file}
+	}
+	return []string{"--session", s.steps.of(t, s, c, file)}
+}
+
+// targetText is target of a plain file as words of a shell's.
+func (s setup) targetText(t *testing.T) string {
+	t.Helper()
+	return strings.Join(s.target(t, call{}, s.write(t, nil)), " ")
 }
 
 // step makes of an exec of a file a step of a session.
-func (x *sessions) step(t *testing.T, s setup, args []string) []string {
+func (x *sessions) step(t *testing.T, s setup, c call, args []string) []string {
 	t.Helper()
 	i := slices.Index(args, "--spec")
 	if args[0] != "exec" || i < 0 {
 		return args
 	}
-	return slices.Concat(args[:i], []string{"--session", x.of(t, s, args[i+1])}, args[i+2:])
+	return slices.Concat(args[:i], s.target(t, c, args[i+1]), args[i+2:])
 }
 
-func (x *sessions) of(t *testing.T, s setup, file string) string {
+// of is the session of a file. The first call of a file makes it, with its environment and
+// where it runs.
+func (x *sessions) of(t *testing.T, s setup, c call, file string) string {
 	t.Helper()
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	key := string(mustRead(t, file))
-	if strings.Contains(key, "promptFile") {
-		key = file // what it names is beside it
+	if strings.Contains(key, "promptFile") || strings.Contains(key, "envF") {
+		key = file // what it names is beside it, or in the environment
 	}
 	if x.ids[key] == "" {
-		id := s.plain().upOnly(t, call{State: s.private(x.t)}, file) // its record outlives the subtest
+		up := call{Env: c.Env, Net: c.Net, State: s.private(x.t)} // its record outlives the subtest
+		id := s.plain().upOnly(t, up, file)
 		x.t.Cleanup(func() { s.plain().call(x.t, call{}, "down", id) })
-		x.ids[key] = id
+		x.ids[key], x.states[id] = id, up.State
 	}
 	return x.ids[key]
+}
+
+// whole is the record of the container that a run or a step had, and its state folder.
+func (s setup) whole(t *testing.T, rec shim.Record, state string) (shim.Record, string) {
+	t.Helper()
+	if s.steps == nil {
+		return rec, state
+	}
+	if rec.Session == nil || s.steps.states[rec.Session.ID] == "" {
+		t.Fatalf("no step of a session of this test: %+v", rec.Session)
+	}
+	state = s.steps.states[rec.Session.ID]
+	return sessionRecord(t, state, rec.Session.ID), state
 }
 
 // plain is the set-up for runs.

@@ -283,7 +283,7 @@ func (s setup) command(t *testing.T, c call, path string, args ...string) (*exec
 		c.State = s.private(t)
 	}
 	if s.steps != nil && path == agentshim {
-		args = s.steps.step(t, s, args)
+		args = s.steps.step(t, s, c, args)
 	}
 	var as *syscall.Credential
 	if !s.root() {

@@ -182,7 +182,7 @@ func TestSignals(t *testing.T) {
 
 // Those that end nothing by themselves: the harness gets each, and ends as it likes.
 func TestOtherSignals(t *testing.T) {
-	someAtOnce(t, func(t *testing.T, s setup) {
+	someBothWays(t, func(t *testing.T, s setup) {
 		b := s.begin(t, nil, `for s in USR1 USR2 QUIT CONT; do trap "echo got $s" $s; done; trap 'exit 3' TERM; echo ready; while :; do sleep 0.1; done`)
 		for _, sig := range []syscall.Signal{unix.SIGUSR1, unix.SIGUSR2, unix.SIGQUIT, unix.SIGCONT} {
 			b.signal(t, sig)
@@ -207,7 +207,7 @@ func TestOtherSignals(t *testing.T) {
 // P01, P07, P15: what does not end in its grace is killed, with all that it left, and
 // the record says who did it.
 func TestStopGrace(t *testing.T) {
-	someAtOnce(t, func(t *testing.T, s setup) {
+	someBothWays(t, func(t *testing.T, s setup) {
 		for _, tc := range []struct {
 			name        string
 			grace       string
@@ -338,7 +338,7 @@ func TestIgnoredSignal(t *testing.T) {
 
 // A stopped agentshim pauses the streams and kills nothing, however long.
 func TestStoppedShim(t *testing.T) {
-	someAtOnce(t, func(t *testing.T, s setup) {
+	someBothWays(t, func(t *testing.T, s setup) {
 		b := s.begin(t, spec{"timeout": "3s"}, "echo ready; i=0; while [ $i -lt 4000 ]; do echo 0123456789012345678901234567890123456789012345678901234567890123456789012345678901234567890123456789; i=$((i+1)); done; echo done >&2; exit 4")
 		b.signal(t, unix.SIGSTOP)
 		time.Sleep(4 * time.Second) // longer than the timeout, which does not run meanwhile

@@ -231,11 +231,11 @@ func TestOutputClosedByHarness(t *testing.T) {
 
 // P16: started without any of the three streams, or without standard input alone.
 func TestClosedStreams(t *testing.T) {
-	each(t, func(t *testing.T, s setup) {
-		file := s.write(t, nil)
+	bothWays(t, func(t *testing.T, s setup) {
+		of := s.targetText(t)
 		for _, closed := range []string{"<&-", "<&- >&- 2>&-"} {
 			result := filepath.Join(s.private(t), "result.json")
-			script := fmt.Sprintf(`exec "$0" exec --spec %s --result %s --command -- sh -c 'cat; echo o; echo e >&2; exit 9' %s`, file, result, closed)
+			script := fmt.Sprintf(`exec "$0" exec %s --result %s --command -- sh -c 'cat; echo o; echo e >&2; exit 9' %s`, of, result, closed)
 			cmd, cancel := s.command(t, call{Timeout: time.Minute}, "/bin/sh", "-c", script, agentshim)
 			r := finish(t, cmd)
 			cancel()
@@ -412,7 +412,7 @@ func TestPromptSizes(t *testing.T) {
 		return map[string]any{"binary": "sh", "prefixArgs": []string{"-c", script, "sh"}, "promptMode": mode}
 	}
 	text := bytes.Repeat([]byte("prompt\n"), maxPrompt/7+1)
-	each(t, func(t *testing.T, s setup) {
+	bothWays(t, func(t *testing.T, s setup) {
 		for _, tc := range []struct {
 			name    string
 			harness map[string]any
@@ -460,7 +460,7 @@ func TestPromptSizes(t *testing.T) {
 
 // P10: a harness's 125, 126 and 127 are its own; agentshim's are said out of band.
 func TestOwnCodes(t *testing.T) {
-	each(t, func(t *testing.T, s setup) {
+	bothWays(t, func(t *testing.T, s setup) {
 		for _, code := range []int{125, 127} {
 			if code != 125 && !s.full() {
 				continue
@@ -481,6 +481,9 @@ func TestOwnCodes(t *testing.T) {
 			{"program missing", spec{"harness": map[string]any{"binary": "/nope"}}, shim.ReasonHarnessMissing},
 			{"program not executable", spec{"harness": map[string]any{"binary": "/etc/passwd"}}, shim.ReasonHarnessMissing},
 		} {
+			if s.steps != nil && tc.reason == shim.ReasonImageMissing {
+				continue // there is no session of it
+			}
 			t.Run(tc.name, func(t *testing.T) {
 				file := filepath.Join(s.private(t), "result.json")
 				r := s.call(t, call{}, "exec", "--result", file, "--spec", s.write(t, tc.fields), "--", "x").refused(t, tc.reason)

@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -185,7 +186,7 @@ const prompt = "agent$ "
 func (s setup) execArgs(t *testing.T, fields spec, more ...string) (args []string, result string) {
 	t.Helper()
 	result = filepath.Join(s.private(t), "result.json")
-	return append([]string{"exec", "--quiet", "--spec", s.write(t, fields), "--result", result}, more...), result
+	return slices.Concat([]string{"exec", "--quiet"}, s.target(t, call{}, s.write(t, fields)), []string{"--result", result}, more), result
 }
 
 // P21 to P24: a shell on a terminal is a comfortable one. The size is right from its
@@ -247,7 +248,7 @@ func TestShell(t *testing.T) {
 // for the harness, and the caller's mode is never changed. P22.
 func TestNoTerminal(t *testing.T) {
 	const script = "test -t 0 || test -t 1 || test -t 2 || echo none"
-	one(t, func(t *testing.T, s setup) {
+	f := func(t *testing.T, s setup) {
 		for _, tc := range []struct {
 			name   string
 			fields spec
@@ -281,16 +282,23 @@ func TestNoTerminal(t *testing.T) {
 				t.Errorf("exit %d", code)
 			}
 		})
-	})
+	}
+	one(t, f)
+	t.Run("steps", func(t *testing.T) { inSessions(t, setups[:1], f) })
 }
 
 // The terminal is given back however the run ends.
 func TestTerminalRestored(t *testing.T) {
 	const script = "echo ready; exec sleep 300"
-	someAtOnce(t, func(t *testing.T, s setup) {
+	someBothWays(t, func(t *testing.T, s setup) {
 		var c call
 		loseEngine := func(t *testing.T, x *session, _ string) { killChild(t, x.cmd.Process.Pid) }
-		if s.engine == "docker" {
+		lost := shim.ReasonEngineLost
+		switch {
+		case s.steps != nil:
+			lost = shim.ReasonSessionLost
+			loseEngine = func(t *testing.T, x *session, _ string) { s.killKeeper(t, x.cmd.Args) }
+		case s.engine == "docker":
 			p := newDockerProxy(t, s)
 			c.Env = []string{p.env()}
 			loseEngine = func(*testing.T, *session, string) { p.cut() }
@@ -303,7 +311,7 @@ func TestTerminalRestored(t *testing.T) {
 		}{
 			{"TERM", func(t *testing.T, x *session, _ string) { _ = x.cmd.Process.Signal(unix.SIGTERM) }, 143, ""},
 			{"Ctrl-C reaches the harness alone", func(t *testing.T, x *session, _ string) { x.types(t, "\x03") }, 130, ""},
-			{"engine lost", loseEngine, 125, shim.ReasonEngineLost},
+			{"engine lost", loseEngine, 125, lost},
 			{"timeout", func(*testing.T, *session, string) {}, 124, shim.ReasonTimeout},
 		} {
 			t.Run(tc.name, func(t *testing.T) {
@@ -364,6 +372,18 @@ func killChild(t *testing.T, parent int) {
 	}
 }
 
+// killKeeper kills the keeper of the session that a step's command line names.
+func (s setup) killKeeper(t *testing.T, args []string) {
+	t.Helper()
+	x, ok := s.find(t, args[slices.Index(args, "--session")+1])
+	if !ok {
+		t.Fatalf("no session of %q", args)
+	}
+	if err := unix.Kill(x.PID, unix.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // Ctrl-C before the harness runs is the terminal's usual one.
 func TestCtrlCBeforeHarness(t *testing.T) {
 	someAtOnce(t, func(t *testing.T, s setup) {
@@ -387,7 +407,7 @@ func TestCtrlCBeforeHarness(t *testing.T) {
 // A stopped agentshim gives the terminal back to the caller's shell, and takes it
 // again, with its size, when it goes on. The harness lives on meanwhile.
 func TestStopOnTerminal(t *testing.T) {
-	someAtOnce(t, func(t *testing.T, s setup) {
+	someBothWays(t, func(t *testing.T, s setup) {
 		for _, sig := range []syscall.Signal{unix.SIGTSTP, unix.SIGSTOP} {
 			t.Run(unix.SignalName(sig), func(t *testing.T) {
 				state := s.private(t)
@@ -423,7 +443,7 @@ func TestStopOnTerminal(t *testing.T) {
 
 // A terminal that hangs up leaves the harness a second to end, and is never a success.
 func TestHangUp(t *testing.T) {
-	someAtOnce(t, func(t *testing.T, s setup) {
+	someBothWays(t, func(t *testing.T, s setup) {
 		for _, row := range []struct {
 			name, script string
 			code         int
