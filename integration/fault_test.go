@@ -2,6 +2,7 @@ package integration
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -127,6 +128,8 @@ type faulty struct {
 	cmd    *exec.Cmd
 	cancel func()
 	id     string
+	// keeper is a session's, in the place of cmd's process.
+	keeper int
 	stdin  *os.File
 	stdout *os.File
 	stderr bytes.Buffer
@@ -347,8 +350,10 @@ func (r *faulty) pid(t *testing.T, victim string) int {
 	switch victim {
 	case "shim":
 		return r.cmd.Process.Pid
+	case "keeper":
+		return r.keeper
 	case "client":
-		for _, pid := range children(t, r.cmd.Process.Pid) {
+		for _, pid := range children(t, cmp.Or(r.keeper, r.cmd.Process.Pid)) {
 			if mentions(pid, r.id) {
 				return pid
 			}

@@ -59,21 +59,13 @@ func TestSessionFaults(t *testing.T) {
 
 func (b *faultBench) killsOfSession(t *testing.T, p sessionPhase, victim string) {
 	r, step := b.beginSession(t, p)
-	x, ok := b.find(t, r.id)
-	if !ok {
-		t.Fatal("no session")
-	}
-	switch {
-	case victim == "client":
+	switch victim {
+	case "client":
 		noError(t, r.cmd.Process.Kill())
-	case victim == "keeper":
-		noError(t, unix.Kill(x.PID, unix.SIGKILL))
-	case victim == "init":
-		noError(t, unix.Kill(r.pid(t, "init"), unix.SIGKILL))
-	case b.proxy != nil:
-		b.proxy.cut()
+	case "engine":
+		r.killer(t, "client")()
 	default:
-		killChild(t, x.PID)
+		r.killer(t, victim)()
 	}
 	begin := time.Now()
 	r.release(t)
@@ -89,6 +81,13 @@ func (b *faultBench) killsOfSession(t *testing.T, p sessionPhase, victim string)
 		if code := r.cmd.ProcessState.ExitCode(); victim != "client" && code != shim.ExitRefused {
 			t.Errorf("%s: exit %d: %s", p.client, code, r.said())
 		}
+	}
+	if p.name == "idle" && victim == "keeper" {
+		if x, _ := b.find(t, r.id); x.State != shim.SessionLost {
+			t.Errorf("ps: %+v", x)
+		}
+		stale := b.step(t, call{Env: b.env()}, r.id, "true").refused(t, shim.ReasonSession)
+		wantText(t, stale.Stderr, "the keeper of session "+r.id+" is gone")
 	}
 	if step != nil {
 		if _, rec := step.ended(t, shim.ExitRefused); rec.Reason != shim.ReasonSessionLost {
@@ -124,12 +123,13 @@ func (b *faultBench) beginSession(t *testing.T, p sessionPhase) (r *faulty, step
 		for id := range ids(t, own.state) {
 			r.id = id
 		}
-		_, ok := b.find(t, r.id)
+		x, ok := b.find(t, r.id)
+		r.keeper = x.PID
 		return ok
 	})
 	switch {
 	case p.at != "":
-		r.afterHeld(t)
+		r.afterHello(t)
 	case p.client == "up":
 		r.eventually(t, "init", func() bool { return len(sandboxed(t, r.id)) > 0 && b.answers(t, r.id) })
 	default:
@@ -141,13 +141,6 @@ func (b *faultBench) beginSession(t *testing.T, p sessionPhase) (r *faulty, step
 		r.eventually(t, "the end", func() bool { x, _ := b.find(t, r.id); return x.State == shim.SessionEnding })
 	}
 	return r, step
-}
-
-// afterHeld waits until the start is held.
-func (r *faulty) afterHeld(t *testing.T) {
-	t.Helper()
-	r.atGate(t)
-	r.eventually(t, "a process in the container", func() bool { return len(sandboxed(t, r.id)) > 0 })
 }
 
 // answers says whether the session's keeper has its socket.

@@ -240,7 +240,7 @@ func (s setup) monitor(t *testing.T, id string) int {
 // holds more after them than after the first ones.
 func (s setup) manySteps(t *testing.T, id string, keeper int) {
 	n, atOnce := 20, 4
-	if soaking() {
+	if s.full() || soaking() {
 		n, atOnce = 500, 50
 	}
 	run := func(n int) {

@@ -135,6 +135,9 @@ func (se *session) cut(s *step) {
 	switch {
 	case s == nil:
 	case !s.launched:
+		if s.file != nil {
+			s.file.f.Close() // again, where it is whole
+		}
 		s.removeFiles()
 		se.close(s)
 	default:

@@ -261,6 +261,32 @@ func TestStepRefused(t *testing.T) {
 	}
 }
 
+// TestCutFile: of a step whose client goes amid a file, nothing is left.
+func TestCutFile(t *testing.T) {
+	s := startSession(t)
+	s.script(1, "true")
+	s.ends(1)
+	fds := func() int {
+		entries, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", s.cmd.Process.Pid))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(entries)
+	}
+	before := fds()
+	for id := range uint16(20) {
+		if err := s.conn.Of(id+2).SendJSON(wire.KindFile, wire.File{Path: fmt.Sprintf("/home/agent/part-%d", id), Size: 2}); err != nil {
+			t.Fatal(err)
+		}
+		s.sendTo(id+2, wire.KindFileData, "x")
+		s.sendTo(id+2, wire.KindCut, "")
+	}
+	s.script(30, "ls /home/agent")
+	if s.ends(30); s.out[30] != "" || fds() > before+1 {
+		t.Errorf("%q; descriptors %d, then %d", s.out[30], before, fds())
+	}
+}
+
 // TestStepOutput: what each step left at its own path comes before its end, and stays.
 func TestStepOutput(t *testing.T) {
 	s := startSession(t)
