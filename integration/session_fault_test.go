@@ -131,7 +131,7 @@ func (b *faultBench) beginSession(t *testing.T, p sessionPhase) (r *faulty, step
 	case p.at != "":
 		r.afterHello(t)
 	case p.client == "up":
-		r.eventually(t, "init", func() bool { return len(sandboxed(t, r.id)) > 0 && b.answers(t, r.id) })
+		r.eventually(t, "init", func() bool { return b.proven(t, r.id) })
 	default:
 		r.awaitEnd(t, time.Minute)
 	}
@@ -141,12 +141,6 @@ func (b *faultBench) beginSession(t *testing.T, p sessionPhase) (r *faulty, step
 		r.eventually(t, "the end", func() bool { x, _ := b.find(t, r.id); return x.State == shim.SessionEnding })
 	}
 	return r, step
-}
-
-// answers says whether the session's keeper has its socket.
-func (b *faultBench) answers(t *testing.T, id string) bool {
-	_, err := os.Lstat(filepath.Join(b.runtimeDir(t), id, "keeper.sock"))
-	return !errors.Is(err, os.ErrNotExist)
 }
 
 // client starts a command about the session, in the place of the one before.

@@ -43,6 +43,13 @@ func (s setup) here(t *testing.T, id string) bool {
 	return s.bare(t, "ps", "-aq", "--filter", "name=agentshim-"+id).ok(t).Stdout != ""
 }
 
+// proven says whether the session's container is, after which its keeper makes the socket.
+func (s setup) proven(t *testing.T, id string) bool {
+	t.Helper()
+	_, err := os.Lstat(filepath.Join(s.runtimeDir(t), id, "keeper.sock"))
+	return err == nil
+}
+
 // goneSoon fails t unless the session's container goes by itself.
 func (s setup) goneSoon(t *testing.T, id string) {
 	t.Helper()
@@ -496,7 +503,7 @@ func TestSessionReady(t *testing.T) {
 				var x shim.SessionInfo
 				eventually(t, "the session waits", func() bool {
 					for _, x = range s.sessionList(t) {
-						if x.State == shim.SessionStarting && s.here(t, x.ID) {
+						if x.State == shim.SessionStarting && s.proven(t, x.ID) {
 							return true
 						}
 					}
