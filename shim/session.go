@@ -158,7 +158,7 @@ func (f folders) noSession(name string) error {
 	e := &Error{Reason: ReasonSession, Msg: fmt.Sprintf("session %q", name), Err: ErrNoSession, Hint: "agentshim ps lists them; agentshim up makes one"}
 	runs, _ := Store{folders: f}.Runs() // of those that can't be read there is nothing to say
 	for _, r := range slices.Backward(runs) {
-		if r.isSession() && r.State == RunEnded && (r.ID == name || r.Session.Name == name) {
+		if name != "" && r.isSession() && r.State == RunEnded && (r.ID == name || r.Session.Name == name) {
 			e.Err = fmt.Errorf("%w any more: %s ended at %s: %s", ErrNoSession, r.ID, r.End.Local().Format(time.DateTime), cmp.Or(r.Session.Ended, string(r.Reason)))
 			break
 		}
