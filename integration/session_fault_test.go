@@ -105,8 +105,8 @@ func (b *faultBench) killsOfSession(t *testing.T, p sessionPhase, victim string)
 	}
 	r.forgotten(t)
 	r.noFolder(t)
-	if list := b.sessionList(t); len(list) > 0 {
-		t.Errorf("ps has %+v", list)
+	if x, there := b.find(t, r.id); there {
+		t.Errorf("ps has %+v", x)
 	}
 }
 
