@@ -140,8 +140,13 @@ func (p *prepared) runStep(ctx context.Context, rec *Record) error {
 	case rec.Session != nil && rec.Session.Ended != "":
 		return c.lost(errors.New("the session ended: " + printable(rec.Session.Ended)))
 	}
-	return c.lost(errors.New("what watched it was killed"))
+	return &Error{
+		Reason: ReasonSessionLost, Msg: msgStepLost + ": what watched it was killed",
+		Hint: "a process of the session did that, or the kernel for lack of memory",
+	}
 }
+
+const msgStepLost = "the step was lost with its processes"
 
 // lastWord is what the keeper says behind the step's end. One that is gone says nothing.
 func (c *container) lastWord() reply {
@@ -153,7 +158,7 @@ func (c *container) lastWord() reply {
 // sessionLost is why a step did not end as a step does.
 func sessionLost(id string, err error) error {
 	return &Error{
-		Reason: ReasonSessionLost, Msg: "the step was lost with its processes", Err: err,
+		Reason: ReasonSessionLost, Msg: msgStepLost, Err: err,
 		Hint: "agentshim show " + id + " has the session's end, if that is why",
 	}
 }
