@@ -37,7 +37,7 @@ type Order struct {
 
 // Setup is what a helper makes in the sandbox's network namespace.
 type Setup struct {
-	// Renderer is Nftables or Iptables; empty is Nftables.
+	// Renderer is Nftables, Iptables or Auto; empty is Nftables.
 	Renderer string `json:"renderer,omitempty"`
 	// Rules are the packet rules.
 	Rules Ruleset `json:"rules"`

@@ -283,3 +283,22 @@ func TestNftRulesMayNotAsk(t *testing.T) {
 		}
 	})
 }
+
+// TestAutoRenderer: who may not ask whether there is nf_tables gets an error, not the other
+// renderer. The control is root.
+func TestAutoRenderer(t *testing.T) {
+	useBackend(t, "legacy")
+	inNetns(t, func() {
+		if r, err := newRenderer(Auto, SandboxRules(true)); err != nil || r.name() != Nftables {
+			t.Errorf("control: %v %v", r, err)
+		}
+		// This thread only; the rest of the program keeps its user.
+		if _, _, errno := syscall.RawSyscall(syscall.SYS_SETRESUID, 65534, 65534, 65534); errno != 0 {
+			t.Error(errno)
+			return
+		}
+		if r, err := newRenderer(Auto, SandboxRules(true)); !errors.Is(err, unix.EPERM) {
+			t.Errorf("%v %v", r, err)
+		}
+	})
+}

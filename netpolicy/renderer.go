@@ -19,6 +19,9 @@ const (
 	Nftables = "nftables"
 	// Iptables runs the host's iptables-restore and ip6tables-restore.
 	Iptables = "iptables"
+	// Auto is Nftables, or Iptables where the kernel has no nf_tables, which is asked in the
+	// network namespace itself.
+	Auto = "auto"
 )
 
 // renderer is one of them.
@@ -40,8 +43,25 @@ func newRenderer(name string, r Ruleset) (renderer, error) {
 		return netlinkRules{}, nil
 	case Iptables:
 		return findIptables(r, iptablesWait)
+	case Auto:
+		return autoRenderer(r)
 	}
 	return nil, fmt.Errorf("renderer %q: there is none", name)
+}
+
+// autoRenderer takes an answer that the kernel has no nf_tables for one, and no other error.
+func autoRenderer(r Ruleset) (renderer, error) {
+	conn, err := nftables.New()
+	if err == nil {
+		_, err = conn.ListTables()
+	}
+	switch {
+	case NoNftables(err):
+		return findIptables(r, iptablesWait)
+	case err != nil:
+		return nil, fmt.Errorf("nftables: %w", err)
+	}
+	return netlinkRules{}, nil
 }
 
 // netlinkRules is the renderer that speaks netlink.

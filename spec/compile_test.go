@@ -439,7 +439,8 @@ func TestRenderer(t *testing.T) {
 		want     string // empty is a refusal
 	}{
 		"auto":                              {"auto", dockerRoot(), "nftables"},
-		"auto, rootless":                    {"auto", podmanRootless(), "nftables"},
+		"auto, rootless":                    {"auto", podmanRootless(), "auto"},
+		"nftables, rootless":                {"nftables", podmanRootless(), "nftables"},
 		"auto without nf_tables":            {"auto", without(dockerRoot()), "iptables"},
 		"nftables without nf_tables":        {"nftables", without(podmanRoot()), "nftables"},
 		"iptables":                          {"iptables", podmanRoot(), "iptables"},

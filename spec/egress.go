@@ -104,9 +104,9 @@ func (p Plan) egressText(line func(name, format string, args ...any)) {
 		return
 	}
 	if e.Network != nil {
-		line("network", "%s; way in: %s, %s", networkText(*e.Network), p.EgressWay, p.EgressRenderer)
+		line("network", "%s; way in: %s, %s", networkText(*e.Network), p.EgressWay, p.rendererText())
 	} else {
-		line("network", "%s: no interface but loopback; names and TCP go to agentshim, all else is refused; way in: %s, %s", e.Mode, p.EgressWay, p.EgressRenderer)
+		line("network", "%s: no interface but loopback; names and TCP go to agentshim, all else is refused; way in: %s, %s", e.Mode, p.EgressWay, p.rendererText())
 	}
 	if e.Proxy != nil {
 		line("proxy", "%s", e.Proxy.Text())
@@ -123,6 +123,13 @@ func (p Plan) egressText(line func(name, format string, args ...any)) {
 	for _, s := range e.HostServices {
 		line("allow", "%s:%d, the host's loopback", s.Name, s.Port)
 	}
+}
+
+func (p Plan) rendererText() string {
+	if p.EgressRenderer == netpolicy.Auto {
+		return "nftables, or iptables where the kernel has no nf_tables"
+	}
+	return p.EgressRenderer
 }
 
 func ruleText(r netpolicy.Rule, network bool) string {

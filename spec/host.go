@@ -121,7 +121,7 @@ type Machine struct {
 	// IPv6 says that the kernel has IPv6.
 	IPv6 bool `json:"ipv6"`
 	// NoNftables says that the kernel answered that it has no nf_tables. Only root gets an
-	// answer: for others it is taken for granted.
+	// answer: rootless Podman's helper asks itself, for others it is taken for granted.
 	NoNftables bool `json:"noNftables,omitempty"`
 	// Namespaces are the caller's own, "kind:[inode]" by kind; a container's must differ.
 	Namespaces map[string]string `json:"-"`

@@ -87,7 +87,8 @@ type Plan struct {
 	Egress        netpolicy.Policy  `json:"egress"`
 	// EgressWay is how the packet rules get into the sandbox, empty where there are none.
 	EgressWay string `json:"egressWay,omitempty"`
-	// EgressRenderer is what puts them in: nftables or iptables.
+	// EgressRenderer is what puts them in: nftables, iptables, or auto, which is iptables
+	// where the kernel has no nf_tables.
 	EgressRenderer string `json:"egressRenderer,omitempty"`
 	// EgressRules are the packet rules of the sandbox's network namespace, as lines of
 	// iptables-save; none where the mode has no way out.

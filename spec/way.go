@@ -13,9 +13,13 @@ const (
 )
 
 // renderer decides what puts the packet rules in: nf_tables itself, unless the file wants
-// iptables or the kernel has no nf_tables.
+// iptables or the kernel has no nf_tables. A rootless caller may not ask the kernel: its
+// helper does, in the sandbox's network namespace.
 func (c *compiler) renderer() error {
 	c.plan.EgressRenderer = netpolicy.Nftables
+	if c.plan.EgressWay == WayUserns && c.h.Egress.Renderer != netpolicy.Nftables {
+		c.plan.EgressRenderer = netpolicy.Auto
+	}
 	if r := c.h.Egress.Renderer; r == netpolicy.Iptables || r != netpolicy.Nftables && c.host.Machine.NoNftables {
 		c.plan.EgressRenderer = netpolicy.Iptables
 	}

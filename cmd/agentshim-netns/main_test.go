@@ -15,6 +15,7 @@ import (
 	"syscall"
 	"testing"
 	"time"
+	"unsafe"
 
 	"github.com/google/nftables"
 	"golang.org/x/sys/unix"
@@ -28,7 +29,38 @@ func TestMain(m *testing.M) {
 		main()
 		return
 	}
+	if len(os.Args) > 2 && os.Args[1] == withoutNftables {
+		panic(execWithoutNftables(os.Args[2:]))
+	}
 	os.Exit(testMain(m))
+}
+
+// withoutNftables has this program run a command as on a kernel without nf_tables.
+const withoutNftables = "without-nf_tables"
+
+// execWithoutNftables has socket(2) answer for netfilter's netlink as a kernel without it
+// (__netlink_create). The legacy tables are asked by getsockopt(2).
+func execWithoutNftables(argv []string) error {
+	jump := func(k uint32, otherwise uint8) unix.SockFilter {
+		return unix.SockFilter{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, Jf: otherwise, K: k}
+	}
+	load := func(offset uint32) unix.SockFilter {
+		return unix.SockFilter{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, K: offset}
+	}
+	const number, family, protocol = 0, 16, 32 // struct seccomp_data, little endian
+	filter := []unix.SockFilter{
+		load(number), jump(unix.SYS_SOCKET, 5),
+		load(family), jump(unix.AF_NETLINK, 3),
+		load(protocol), jump(unix.NETLINK_NETFILTER, 1),
+		{Code: unix.BPF_RET, K: 0x00050000 | uint32(unix.EPROTONOSUPPORT)}, // SECCOMP_RET_ERRNO
+		{Code: unix.BPF_RET, K: 0x7fff0000},                                // SECCOMP_RET_ALLOW
+	}
+	prog := unix.SockFprog{Len: uint16(len(filter)), Filter: &filter[0]}
+	// For this thread, which exec leaves alone in the process.
+	if err := unix.Prctl(unix.PR_SET_SECCOMP, unix.SECCOMP_MODE_FILTER, uintptr(unsafe.Pointer(&prog)), 0, 0); err != nil {
+		return err
+	}
+	return unix.Exec(argv[0], argv, os.Environ())
 }
 
 // helper is a copy of this program that every user can run.
@@ -382,12 +414,44 @@ func TestIptables(t *testing.T) {
 			order.PID, order.Renderer = 0, netpolicy.Iptables
 			checkIptables(t, backend, help(t, s.cookie, order, inside...))
 		})
+		t.Run("auto, "+backend, func(t *testing.T) {
+			checkAuto(t, backend, prefix)
+		})
 	}
 	s := newSandbox(t)
 	order := s.order()
 	order.Renderer = "pf"
 	if h := help(t, s.cookie, order); h.exit == nil || !strings.Contains(h.report.Error, "pf") {
 		t.Errorf("another renderer: %+v", h)
+	}
+}
+
+// checkAuto: A47: a user namespace's root asks the kernel, and iptables does it where there is
+// no nf_tables; its own nft back end can't. The controls are the same without the filter, and
+// nftables by name.
+func checkAuto(t *testing.T, backend string, prefix []string) {
+	helped := func(renderer string, filter ...string) helped {
+		s := newSandboxAs(t, &syscall.SysProcAttr{
+			Cloneflags: unix.CLONE_NEWUSER, Credential: &syscall.Credential{NoSetGroups: true},
+			UidMappings: []syscall.SysProcIDMap{{HostID: 65534, Size: 1}}, GidMappings: []syscall.SysProcIDMap{{HostID: 65534, Size: 1}},
+		}, "unshare", "--net")
+		order := s.order()
+		order.PID, order.Renderer = 0, renderer
+		argv := append(prefix[:len(prefix):len(prefix)],
+			"nsenter", "--target", strconv.Itoa(s.pid), "--user", "--net", "--setuid=0", "--setgid=0")
+		return help(t, s.cookie, order, append(argv, filter...)...)
+	}
+	none := []string{helper, withoutNftables}
+	if backend == "legacy" {
+		checkIptables(t, backend, helped(netpolicy.Auto, none...))
+	} else if h := helped(netpolicy.Auto, none...); h.exit == nil || h.report.Rules != "" {
+		t.Errorf("no back end: %+v", h)
+	}
+	if h := helped(netpolicy.Nftables, none...); h.exit == nil || h.report.Rules != "" || !strings.Contains(h.report.Error, "nftables") {
+		t.Errorf("nftables by name: %+v", h)
+	}
+	if h := helped(netpolicy.Auto); errors.Join(h.exit, h.err) != nil || h.report.Renderer != netpolicy.Nftables {
+		t.Errorf("control: %+v", h)
 	}
 }
 
