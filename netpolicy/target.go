@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/netip"
 	"strconv"
+	"strings"
 )
 
 // Target is what somebody may want to reach: a canonical name or an address, and a port.
@@ -31,6 +32,18 @@ func ParseTarget(text string) (Target, error) {
 		return Target{}, fmt.Errorf("%q: %w", text, err)
 	}
 	return Target{Name: name, Port: port}, nil
+}
+
+// ParseSibling reads NAME[:PORT] of what no host can be called, but a container: db, my_db.
+func ParseSibling(text string) (Target, error) {
+	name, port, err := splitPort(text)
+	if name = strings.ToLower(name); err == nil && !isSiblingName(name) {
+		err = fmt.Errorf("%w: %q", ErrName, text)
+	}
+	if port == 0 {
+		port = DefaultPort
+	}
+	return Target{Name: name, Port: port}, err
 }
 
 func (x Target) String() string {

@@ -1,6 +1,8 @@
 package shim
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"strings"
 
@@ -22,11 +24,14 @@ type Answer struct {
 	Entry  string            `json:"entry,omitempty"`
 	// Checks are what is judged of an allowed target when it is used.
 	Checks []string `json:"checks,omitempty"`
+	// Unknown says why the engine does not tell what is in the network of mode network: a
+	// container of it is allowed also where Allowed is false.
+	Unknown string `json:"unknown,omitempty"`
 }
 
 // Why decides on one target, NAME[:PORT] or an address, as the gateway would, without
-// looking anything up and without an engine.
-func Why(j Job, target string) (Answer, error) {
+// looking anything up. Only for mode network the engine is asked, what is in its network.
+func Why(ctx context.Context, j Job, target string) (Answer, error) {
 	j = j.withDefaults()
 	p := &prepared{job: j}
 	var err error
@@ -36,13 +41,23 @@ func Why(j Job, target string) (Answer, error) {
 	if err := p.probePresets(); err != nil {
 		return Answer{}, err
 	}
-	policy, err := netpolicy.Compile(j.Harness.Egress, p.host.Presets, nil)
-	if err != nil {
-		return Answer{}, &Error{Reason: ReasonPolicy, Err: err}
-	}
 	t, err := netpolicy.ParseTarget(target)
+	container := false // the name can only be one's
+	if err != nil && j.Harness.Egress.Mode == netpolicy.AttachNetwork {
+		if sibling, serr := netpolicy.ParseSibling(target); serr == nil {
+			t, container, err = sibling, true, nil
+		}
+	}
 	if err != nil {
 		return Answer{}, &Error{Reason: ReasonSpecInvalid, Err: err, Hint: "write NAME[:PORT], ADDRESS[:PORT] or [ADDRESS]:PORT"}
+	}
+	unknown := p.probeAttached(ctx)
+	if errors.Is(unknown, ReasonPolicy) {
+		return Answer{}, unknown
+	}
+	policy, err := netpolicy.Compile(j.Harness.Egress, p.host.Presets, p.host.Network)
+	if err != nil {
+		return Answer{}, &Error{Reason: ReasonPolicy, Err: err}
 	}
 	if !policy.HasGateway() {
 		return Answer{
@@ -51,10 +66,55 @@ func Why(j Job, target string) (Answer, error) {
 		}, nil
 	}
 	v := policy.Table().Target(t, netpolicy.IsLocal(t.Addr))
-	return Answer{
+	if container {
+		v = netpolicy.Verdict{Reason: netpolicy.RefusedUnlisted, Why: "no host has such a name, and no running container of the network"}
+	}
+	a := Answer{
 		Target: t.String(), Allowed: v.Allowed, Mode: policy.Mode, Rule: v.Rule,
 		Reason: v.Reason, Why: v.Why, Entry: v.Entry, Checks: v.Checks(t),
-	}, nil
+	}
+	if v.Allowed || v.Reason != netpolicy.RefusedUnlisted && t.Name != "" || policy.Mode != netpolicy.AttachNetwork {
+		return a, nil
+	}
+	if unknown == nil && t.Name != "" && p.host.Network.Siblings {
+		var found bool
+		if found, unknown = p.isSibling(ctx, t.Name); found {
+			return Answer{Target: a.Target, Allowed: true, Mode: a.Mode, Rule: "network " + p.host.Network.Name}, nil
+		}
+	}
+	if unknown != nil {
+		a.Unknown = unknown.Error()
+	}
+	return a, nil
+}
+
+// probeAttached asks the engine for the network of mode network. ReasonPolicy says that
+// there is no such one.
+func (p *prepared) probeAttached(ctx context.Context) error {
+	if p.job.Harness.Egress.Mode != netpolicy.AttachNetwork {
+		return nil
+	}
+	var err error
+	if p.folders, err = openFolders(p.job.getenv, homeFolder(p.job.getenv)); err != nil {
+		return err
+	}
+	opts, err := p.folders.probeOptions()
+	if err != nil {
+		return err
+	}
+	opts.Engine, opts.Getenv = p.job.Harness.Engine, p.job.getenv
+	if p.adapter, err = ProbeEngine(ctx, opts); err != nil {
+		return err
+	}
+	return p.probeNetworkFacts(ctx)
+}
+
+// isSibling reports whether a running container of the network has the name, as the
+// gateway answers for it.
+func (p *prepared) isSibling(ctx context.Context, name string) (bool, error) {
+	s := siblingNames{adapter: p.adapter, network: *p.host.Network, ctx: ctx, log: p.job.Log}
+	found, err := s.lookUp(name)
+	return len(found) > 0, err
 }
 
 // Text is the answer for people.
@@ -68,6 +128,9 @@ func (a Answer) Text() string {
 		b.WriteByte('\n')
 		if a.Entry != "" {
 			fmt.Fprintf(&b, "to allow it, add %s to egress.allow\n", netpolicy.QuoteEntry(a.Entry))
+		}
+		if a.Unknown != "" {
+			fmt.Fprintf(&b, "allowed all the same if it is a container of the network; the engine does not tell: %s\n", a.Unknown)
 		}
 		return b.String()
 	}

@@ -20,7 +20,8 @@ func newWhy() *cobra.Command {
 		Long: "Say whether the file lets the agent reach TARGET, and by which rule or for which\n" +
 			"reason not. TARGET is NAME[:PORT], ADDRESS[:PORT] or [ADDRESS]:PORT; the port is 443\n" +
 			"unless given. Nothing is looked up or dialled: where a name leads is judged when the\n" +
-			"agent connects. The answer comes from the code that decides then.\n\n" +
+			"agent connects. The answer comes from the code that decides then. In mode network the\n" +
+			"engine is asked for the network's containers.\n\n" +
 			"TARGET can also be syscall:CALL[,ARGUMENT=VALUE...], as agentshim seccomp explain has it.\n\n" +
 			"The exit code is 0 for an allowed target, and 1 for a refused one or a call that is\n" +
 			"allowed with some arguments only.",
@@ -40,7 +41,7 @@ func newWhy() *cobra.Command {
 				}
 				return err
 			}
-			answer, err := shim.Why(job, args[0])
+			answer, err := shim.Why(cmd.Context(), job, args[0])
 			if err != nil {
 				return err
 			}
