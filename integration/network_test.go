@@ -69,7 +69,7 @@ func (w *world) joinDocker(t *testing.T) *capture {
 type attached struct {
 	s                  setup
 	w                  *world
-	network            string
+	network, subnet    string
 	sibling, gateway   string
 	sibling6, gateway6 string
 }
@@ -78,8 +78,9 @@ type attached struct {
 func (s setup) attach(t *testing.T, w *world, six bool) attached {
 	t.Helper()
 	i := slices.Index(setups, s)
-	a := attached{s: s, w: w, network: "shimtest-" + s.name, gateway: fmt.Sprintf("10.123.%d.1", i)}
-	flags := []string{"network", "create", fmt.Sprintf("--subnet=10.123.%d.0/24", i)}
+	a := attached{s: s, w: w, network: "shimtest-" + s.name, subnet: fmt.Sprintf("10.123.%d", i)}
+	a.gateway = a.subnet + ".1"
+	flags := []string{"network", "create", "--subnet=" + a.subnet + ".0/24"}
 	if six {
 		a.gateway6 = fmt.Sprintf("fd77:%d::1", i)
 		flags = append(flags, "--ipv6", fmt.Sprintf("--subnet=fd77:%d::/64", i))
@@ -161,6 +162,10 @@ func (a attached) rows() []row {
 		{"a sibling's port where nobody listens", []string{"tcp", at(a.sibling, 9008), "x"}, "ECONNREFUSED", "ECONNREFUSED", "ECONNREFUSED"},
 		{"A37 N19 the gateway", []string{"tcp", at(a.gateway, 9009), "x"}, "ECONNREFUSED", "reset", "reset"},
 		{"N19 the gateway by UDP", []string{"datagram", "17", at(a.gateway, 9009)}, "ok", "EPERM", "EPERM"},
+		{"A37 the host by the subnet's broadcast address", []string{"datagram", "17", at(a.subnet+".255", 9009)}, "ok", "EPERM", "EPERM"},
+		{"A37 by the network's address", []string{"datagram", "17", at(a.subnet+".0", 9009)}, "ok", "EPERM", "EPERM"},
+		{"a source that is not the sandbox's outside", []string{"datagram", "17", at(a.sibling, 9009), "198.18.7.7"}, "EADDRNOTAVAIL", "EPERM", "EPERM"},
+		{"its own inside", []string{"datagram", "17", at(a.sibling, 9009), "198.18.0.1"}, "EADDRNOTAVAIL", "EPERM", "EPERM"},
 		{"N33 the gateway's resolver", []string{"dns", "udp", at(a.gateway, 53), "secret.evil.example", "A"}, "", "ok: NXDOMAIN 0", "ok: NXDOMAIN 0"},
 		{"A01 any resolver", []string{"dns", "udp", at("192.175.48.53", 53), "secret.evil.example", "A"}, "ok: NOERROR 1", "ok: NXDOMAIN 0", "ok: NXDOMAIN 0"},
 		{"A01 any resolver by TCP", []string{"dns", "tcp", at("192.175.48.53", 53), "secret.evil.example", "A"}, "ok: NOERROR 1", "ok: NXDOMAIN 0", "ok: NXDOMAIN 0"},
@@ -262,7 +267,7 @@ func TestNetworkGate(t *testing.T) {
 	seen := w.joinDocker(t)
 	runs := 13
 	if soaking() {
-		runs = 50
+		runs = 200
 	}
 	bad, worse := []string{"tcp", "192.175.48.45:9007", "x"}, []string{"udp", "192.175.48.45:9007", "x"}
 	good := []string{"tcp", "192.175.48.40:9007", "x"}
@@ -433,5 +438,42 @@ func TestDualStackNetwork(t *testing.T) {
 			}
 		}
 		a.control(t, rows)
+		a.why(t)
 	})
+}
+
+// why: A93: the answer knows the network's containers, and says so where it can't.
+func (a attached) why(t *testing.T) {
+	t.Helper()
+	egress := a.egress("10.0.0.0/8")
+	file := a.s.write(t, spec{"egress": egress})
+	remote := []string{"CONTAINER_HOST=tcp://127.0.0.1:1", "DOCKER_HOST=tcp://127.0.0.1:1"}
+	for _, c := range []struct {
+		target  string
+		env     []string
+		allowed bool
+		says    string
+	}{
+		{"db:5432", nil, true, "by network " + a.network},
+		{a.network + "-db", nil, true, "by network " + a.network},
+		{at(a.sibling, 5432), nil, true, "by network " + a.network},
+		{at(a.sibling6, 5432), nil, true, "by network " + a.network},
+		{"nobody:5432", nil, false, "unlisted"},
+		{at(a.gateway, 53), nil, false, "gateway"},
+		{at(a.gateway6, 53), nil, false, ""},
+		{"db:5432", remote, false, "allowed all the same if it is a container of the network"},
+		{"api.allowed.example", remote, false, "allowed all the same"},
+	} {
+		r := a.s.call(t, call{Net: a.w, Env: c.env}, "why", "--spec", file, c.target)
+		if want := map[bool]int{true: 0, false: 1}[c.allowed]; r.Code != want || !strings.Contains(r.Stdout, c.says) {
+			t.Errorf("why %s: %+v, want %d with %q", c.target, r, want, c.says)
+		}
+		if c.env == nil && strings.Contains(r.Stdout, "does not tell") {
+			t.Errorf("why %s: %s", c.target, r.Stdout)
+		}
+	}
+	egress["network"] = "shimtest-nobody"
+	if r := a.s.call(t, call{Net: a.w}, "why", "--spec", a.s.write(t, spec{"egress": egress}), "db").refused(t, shim.ReasonPolicy); !strings.Contains(r.Stderr, "no network") {
+		t.Errorf("%+v", r)
+	}
 }

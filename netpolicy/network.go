@@ -19,8 +19,8 @@ type Network struct {
 	Subnets []netip.Prefix `json:"subnets"`
 	// Siblings says that other containers have addresses there, too.
 	Siblings bool `json:"siblings"`
-	// Closed are the gateways and the host's own addresses, sorted: only an entry for the
-	// one address opens one.
+	// Closed are the gateways, the host's own addresses and what the host gets, too, sorted:
+	// only an entry for the one address opens one.
 	Closed []netip.Addr `json:"closed,omitempty"`
 	// Resolver is the engine's own, on the container's loopback; invalid where it has none.
 	Resolver netip.Addr `json:"resolver,omitzero"`
@@ -125,7 +125,9 @@ func (p Policy) networkChains() []Chain {
 	own, listeners := host(SandboxAddr), answers{DNSListener.Port(), RelayListener.Port()}
 	targets := append(listeners.rules(PacketRule{Action: Return}), free(loopback4, own)...)
 	targets = append(
-		targets, PacketRule{Proto: "udp", DPort: 53, Action: Return}, PacketRule{Proto: "tcp", DPort: 53, Action: Return},
+		// A socket can be bound to what the way made local; outside it is nobody's.
+		targets, PacketRule{Src: namePool, Action: Return},
+		PacketRule{Proto: "udp", DPort: 53, Action: Return}, PacketRule{Proto: "tcp", DPort: 53, Action: Return},
 	)
 	filter := append(listeners.rules(PacketRule{New: true, Action: Drop}), listeners.rules(PacketRule{Action: Accept})...)
 	if r := p.Network.Resolver; r.IsValid() {

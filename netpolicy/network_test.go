@@ -381,3 +381,20 @@ func TestSiblingNames(t *testing.T) {
 		}
 	}
 }
+
+// TestClosedByTable: the gateway closes what the packet rules close: a range does not open the
+// network's gateway or an address of the host's, their own entry does.
+func TestClosedByTable(t *testing.T) {
+	for entry, want := range map[string]bool{"172.16.0.0/12": false, "172.18.0.1/32": true} {
+		table := withNetwork(t, bridge(), []string{entry}).Table()
+		if v := table.Dial(netip.MustParseAddr("172.18.0.1"), 53, false); v.Allowed != want {
+			t.Errorf("%s: the gateway: %+v", entry, v)
+		}
+		if v := table.Target(Target{Addr: netip.MustParseAddr("172.18.0.1"), Port: 53}, false); v.Allowed != want {
+			t.Errorf("%s: the gateway as a target: %+v", entry, v)
+		}
+	}
+	if v := withNetwork(t, bridge(), []string{"172.16.0.0/12"}).Table().Dial(netip.MustParseAddr("172.19.0.1"), 53, false); !v.Allowed {
+		t.Errorf("control: %+v", v)
+	}
+}

@@ -212,7 +212,7 @@ func (t *Table) Dial(addr netip.Addr, port int, local bool) Verdict {
 		return deniedBy(r)
 	}
 	s, special := notGlobal(addr)
-	if local {
+	if local || t.network != nil && slices.Contains(t.network.Closed, addr) {
 		s, special = ownAddress(addr), true
 	}
 	if !special {
@@ -231,7 +231,7 @@ func (t *Table) Dial(addr netip.Addr, port int, local bool) Verdict {
 }
 
 func ownAddress(addr netip.Addr) special {
-	return special{prefix: host(addr), why: "the host's own", exact: true}
+	return special{prefix: host(addr), why: "the host's own, or a network's gateway", exact: true}
 }
 
 // openedBy reports whether a rule that holds the address means this block.

@@ -2,9 +2,11 @@ package shim
 
 import (
 	"context"
+	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"net"
 	"net/netip"
 	"net/url"
@@ -118,9 +120,21 @@ func bridge(name, driver string, subnets [][2]string) (netpolicy.Network, error)
 		if err != nil {
 			return n, unusable(name, fmt.Sprintf("gateway %q", s[1]))
 		}
-		n.Subnets, n.Closed = append(n.Subnets, p.Masked()), append(n.Closed, gateway)
+		n.Subnets, n.Closed = append(n.Subnets, p.Masked()), append(append(n.Closed, gateway), broadcasts(p)...)
 	}
 	return n, nil
+}
+
+// broadcasts are a subnet's first and last address, by which datagrams come to the bridge, too,
+// and so to what listens on all addresses of the host: fib_add_ifaddr.
+func broadcasts(p netip.Prefix) []netip.Addr {
+	if !p.Addr().Is4() || p.Bits() > 30 { // RFC 3021
+		return nil
+	}
+	first := p.Masked().Addr()
+	b := first.As4()
+	binary.BigEndian.PutUint32(b[:], binary.BigEndian.Uint32(b[:])|math.MaxUint32>>p.Bits())
+	return []netip.Addr{first, netip.AddrFrom4(b)}
 }
 
 // noNetwork is the refusal for a network that the engine does not know.
@@ -252,7 +266,12 @@ func (p *podman) network(ctx context.Context, name string, ipv6 bool) (netpolicy
 	for _, s := range got[0].Subnets {
 		subnets = append(subnets, [2]string{s.Subnet, s.Gateway})
 	}
-	return bridge(name, got[0].Driver, subnets)
+	n, err := bridge(name, got[0].Driver, subnets)
+	if p.engine.Rootless {
+		// All rootless bridges share a slirp4netns, whose host loopback the configuration may open.
+		n.Closed = append(n.Closed, spec.UserNetwork(spec.SlirpNetwork, true).Closed...)
+	}
+	return n, err
 }
 
 // userNetwork is what Podman would take by itself; before Podman 5 it does not say.

@@ -65,9 +65,9 @@ func TestDockerNetwork(t *testing.T) {
 	}
 	d := &docker{api: newDockerAPI(startDaemon(t, handlers).socket)}
 	for name, want := range map[string]*netpolicy.Network{
-		"":     {Name: "bridge", Interface: "eth0", Siblings: true, Subnets: prefixes("172.17.0.0/16"), Closed: addrs("172.17.0.1"), Resolver: dockerResolver},
-		"dual": {Name: "dual", Interface: "eth0", Siblings: true, Subnets: prefixes("172.18.0.0/16", "fd77::/64"), Closed: addrs("172.18.0.1", "fd77::1"), Resolver: dockerResolver},
-		"off6": {Name: "off6", Interface: "eth0", Siblings: true, Subnets: prefixes("172.18.0.0/16"), Closed: addrs("172.18.0.1"), Resolver: dockerResolver},
+		"":     {Name: "bridge", Interface: "eth0", Siblings: true, Subnets: prefixes("172.17.0.0/16"), Closed: addrs("172.17.0.1", "172.17.0.0", "172.17.255.255"), Resolver: dockerResolver},
+		"dual": {Name: "dual", Interface: "eth0", Siblings: true, Subnets: prefixes("172.18.0.0/16", "fd77::/64"), Closed: addrs("172.18.0.1", "172.18.0.0", "172.18.255.255", "fd77::1"), Resolver: dockerResolver},
+		"off6": {Name: "off6", Interface: "eth0", Siblings: true, Subnets: prefixes("172.18.0.0/16"), Closed: addrs("172.18.0.1", "172.18.0.0", "172.18.255.255"), Resolver: dockerResolver},
 		"vlan": nil, "broken": nil, "abc": nil, "missing": nil,
 	} {
 		got, err := d.network(t.Context(), name, false)
@@ -112,8 +112,9 @@ func TestPodmanNetwork(t *testing.T) {
 		t, scriptedCall{argv: inspect("podman"), out: `[{"name":"podman","driver":"bridge","subnets":[{"subnet":"10.88.0.0/16","gateway":"10.88.0.1"}]}]`},
 		scriptedCall{argv: inspect("missing"), err: failedCall(125, "Error: network missing: unable to find network: network not found")},
 		scriptedCall{argv: inspect("vlan"), out: `[{"name":"vlan","driver":"macvlan"}]`},
+		scriptedCall{argv: inspect("net"), out: `[{"name":"net","driver":"bridge","subnets":[{"subnet":"10.89.0.0/24","gateway":"10.89.0.1"}]}]`},
 	)
-	want := netpolicy.Network{Name: "podman", Interface: "eth0", Siblings: true, Subnets: prefixes("10.88.0.0/16"), Closed: addrs("10.88.0.1")}
+	want := netpolicy.Network{Name: "podman", Interface: "eth0", Siblings: true, Subnets: prefixes("10.88.0.0/16"), Closed: addrs("10.88.0.1", "10.88.0.0", "10.88.255.255")}
 	if got, err := p.network(t.Context(), "", false); err != nil || cmp.Diff(want, got, byAddr) != "" {
 		t.Errorf("%v %s", err, cmp.Diff(want, got, byAddr))
 	}
@@ -123,6 +124,10 @@ func TestPodmanNetwork(t *testing.T) {
 		}
 	}
 	p.engine.Rootless = true
+	closed := addrs("10.89.0.1", "10.89.0.0", "10.89.0.255", "10.0.2.2", "10.0.2.3", "fd00::2", "fd00::3")
+	if got, err := p.network(t.Context(), "net", false); err != nil || cmp.Diff(closed, got.Closed, byAddr) != "" {
+		t.Errorf("rootless bridge: %v %s", err, cmp.Diff(closed, got.Closed, byAddr))
+	}
 	for _, ipv6 := range []bool{false, true} {
 		for said, want := range map[string]string{"": spec.SlirpNetwork, "slirp4netns": spec.SlirpNetwork, "pasta": spec.PastaNetwork} {
 			p.rootlessNetwork = said
@@ -256,5 +261,16 @@ func TestNetworkIsProbed(t *testing.T) {
 	p.job.Harness.Egress.Network = "host"
 	if err := p.probeNetworkFacts(t.Context()); !errors.Is(err, ReasonPolicy) {
 		t.Errorf("%v", err)
+	}
+}
+
+func TestBroadcasts(t *testing.T) {
+	for text, want := range map[string][]netip.Addr{
+		"10.1.2.0/24": addrs("10.1.2.0", "10.1.2.255"), "10.1.2.64/26": addrs("10.1.2.64", "10.1.2.127"), "10.1.2.4/30": addrs("10.1.2.4", "10.1.2.7"),
+		"10.1.2.4/31": nil, "10.1.2.4/32": nil, "fd77::/64": nil, "10.0.0.0/8": addrs("10.0.0.0", "10.255.255.255"),
+	} {
+		if diff := cmp.Diff(want, broadcasts(netip.MustParsePrefix(text)), byAddr); diff != "" {
+			t.Errorf("%s: %s", text, diff)
+		}
 	}
 }

@@ -32,10 +32,11 @@ func ProbeMachine() (spec.Machine, error) {
 	if err != nil {
 		return spec.Machine{}, err
 	}
+	_, ipv6 := os.Stat("/proc/sys/net/ipv6")
 	return spec.Machine{
 		OS: runtime.GOOS, Arch: runtime.GOARCH, Kernel: kernel,
 		MemoryBytes: int64(mem.Totalram) * int64(mem.Unit),
-		IPv6:        pathExists("/proc/sys/net/ipv6"),
+		IPv6:        !isAbsent(ipv6), // what may not be looked at is not absent
 		NoNftables:  netpolicy.NoNftables(askNFTables()),
 		Namespaces:  namespaces,
 		SELinux:     fileIs("/sys/fs/selinux/enforce", "1"),

@@ -303,6 +303,16 @@ func send(kind int, arg []string) (string, error) {
 		return "", err
 	}
 	defer unix.Close(fd)
+	if kind == unix.SOCK_DGRAM {
+		err = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_BROADCAST, 1)
+	}
+	if err == nil && len(arg) > 2 {
+		_, from := sockaddr(&net.UDPAddr{IP: net.ParseIP(arg[2])})
+		err = unix.Bind(fd, from)
+	}
+	if err != nil {
+		return "", err
+	}
 	b := []byte{8, 0, 0, 0, 0, 0, 0, 0} // an ICMP echo request
 	if family == unix.AF_INET6 {
 		b[0] = 128
