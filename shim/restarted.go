@@ -141,6 +141,9 @@ func (p *podman) awaitEnd(ctx context.Context, l life) (restarted bool, err erro
 	case <-ctx.Done():
 		return false, nil
 	}
+	if !isContainerID(l.id) {
+		return false, nil // there never was one, and an empty filter holds all
+	}
 	out, err := p.runner.Run(ctx, p.Command(
 		"events", "--stream=false", "--since="+l.since.UTC().Format(time.RFC3339), "--filter=container="+l.id,
 		"--filter=event=restart", "--format={{.Status}}",

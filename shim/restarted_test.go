@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"os"
 	"os/exec"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -54,15 +55,16 @@ func TestDockerRestarted(t *testing.T) {
 // TestPodmanRestarted: Podman is asked when its client has ended, and what it may not tell
 // is an error.
 func TestPodmanRestarted(t *testing.T) {
+	id := strings.Repeat("a1", 32)
 	argv := []string{
-		"/podman", "events", "--stream=false", "--since=2026-11-30T08:00:00Z", "--filter=container=x", "--filter=event=restart", "--format={{.Status}}",
+		"/podman", "events", "--stream=false", "--since=2026-11-30T08:00:00Z", "--filter=container=" + id, "--filter=event=restart", "--format={{.Status}}",
 	}
 	p := &podman{engine: spec.Engine{Kind: spec.Podman, Client: "/podman"}}
 	p.runner = script(
 		t, scriptedCall{argv: argv, out: "restart\n"}, scriptedCall{argv: argv},
 		scriptedCall{argv: argv, out: "restart\n", err: failedCall(125, "permission denied")},
 	)
-	l := life{id: "x", since: time.Date(2026, 11, 30, 8, 0, 0, 5, time.UTC), ended: make(chan struct{})}
+	l := life{id: id, since: time.Date(2026, 11, 30, 8, 0, 0, 5, time.UTC), ended: make(chan struct{})}
 	over, cancel := context.WithCancel(t.Context())
 	cancel()
 	if got, err := p.awaitEnd(over, l); got || err != nil {
@@ -71,6 +73,9 @@ func TestPodmanRestarted(t *testing.T) {
 	ended := make(chan struct{})
 	close(ended)
 	l.ended = ended
+	if got, err := p.awaitEnd(t.Context(), life{ended: ended}); got || err != nil {
+		t.Errorf("never made: %v %v", got, err)
+	}
 	for i, want := range []bool{true, false, false} {
 		if got, err := p.awaitEnd(t.Context(), l); got != want || (err != nil) != (i == 2) {
 			t.Errorf("%d: %v %v", i, got, err)
