@@ -225,7 +225,7 @@ func (s setup) attachedEnds(t *testing.T, file, name, theirs string) {
 				b.signal(t, syscall.SIGKILL)
 			},
 		},
-		{name: "init is told to end", script: `kill $(cut -d" " -f4 /proc/$PPID/stat) $PPID; echo on; exit 6`, code: 6},
+		{name: "init is told to end", script: `read go; kill $(cut -d" " -f4 /proc/$PPID/stat) $PPID; echo on; exit 6`, do: let, code: 6},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			ours := fmt.Sprintf("ours-%s-%d", name, i)
