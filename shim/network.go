@@ -138,9 +138,9 @@ func broadcasts(p netip.Prefix) []netip.Addr {
 }
 
 // noNetwork is the refusal for a network that the engine does not know.
-func noNetwork(engine, name string, err error) error {
+func noNetwork(engine, name string) error {
 	return &Error{
-		Reason: ReasonPolicy, Msg: fmt.Sprintf("there is no network %q", name), Err: err,
+		Reason: ReasonPolicy, Msg: fmt.Sprintf("there is no network %q", name),
 		Hint: fmt.Sprintf("`%s network create %s` makes it; `%s network ls` lists those there are", engine, name, engine),
 	}
 }
@@ -162,12 +162,12 @@ func (d *docker) network(ctx context.Context, name string, _ bool) (netpolicy.Ne
 	}
 	if err := d.api.get(ctx, "/networks/"+name, &got); err != nil {
 		if errors.Is(err, errNotFound) {
-			err = noNetwork(spec.Docker, name, err)
+			err = noNetwork(spec.Docker, name)
 		}
 		return netpolicy.Network{}, err
 	}
 	if got.Name != name { // it also takes the beginning of an ID
-		return netpolicy.Network{}, noNetwork(spec.Docker, name, nil)
+		return netpolicy.Network{}, noNetwork(spec.Docker, name)
 	}
 	var subnets [][2]string
 	for _, c := range got.IPAM.Config {
@@ -250,7 +250,7 @@ func (p *podman) network(ctx context.Context, name string, ipv6 bool) (netpolicy
 	out, err := p.runner.Run(ctx, p.Command("network", "inspect", name))
 	var failed *EngineError
 	if errors.As(err, &failed) && strings.Contains(failed.Stderr, "not found") {
-		return netpolicy.Network{}, noNetwork(spec.Podman, name, nil)
+		return netpolicy.Network{}, noNetwork(spec.Podman, name)
 	}
 	if err != nil {
 		return netpolicy.Network{}, err
