@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"regexp"
 	"strings"
@@ -265,13 +264,7 @@ func (c *container) leave() error {
 		return nil
 	}
 	defer c.engine.close()
-	c.lifeline()
-	go func() { _, _ = io.Copy(io.Discard, c.engine.stdout()) }()
-	ended := within(endTimeout, c.engine.done())
-	if !ended {
-		c.engine.drop()
-		<-c.engine.done()
-	}
+	ended := c.letGo()
 	err := <-c.released
 	c.p.phases.done("end")
 	if !ended {

@@ -442,19 +442,26 @@ func (c *container) end(failed error) error {
 	}
 	defer c.engine.close()
 	defer c.init.Close() // nil where it is not watched
-	c.lifeline()
-	// Tunnels may have sent on; an engine that can't hand that over does not end.
-	go func() { _, _ = io.Copy(io.Discard, c.engine.stdout()) }()
-	ended := within(endTimeout, c.engine.done())
-	if !ended {
-		c.engine.drop()
-		<-c.engine.done()
-	}
+	ended := c.letGo()
 	c.p.phases.done("end")
 	if _, lost := c.engine.result(); failed == nil && ended && lost == nil {
 		return nil
 	}
 	return c.remove()
+}
+
+// letGo lets go of init, and reports whether the engine told of its end in time. It says no
+// more afterwards.
+func (c *container) letGo() (ended bool) {
+	c.lifeline()
+	// Tunnels may have sent on; an engine that can't hand that over does not end.
+	go func() { _, _ = io.Copy(io.Discard, c.engine.stdout()) }()
+	ended = within(endTimeout, c.engine.done())
+	if !ended {
+		c.engine.drop()
+		<-c.engine.done()
+	}
+	return ended
 }
 
 // remove has the engine remove the container and its volumes, if it is still there.

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -45,11 +46,23 @@ func hold() int {
 	return 0
 }
 
+// byItself is how long a watcher has to end its step.
+const byItself = 2 * time.Second
+
 // abandon ends a container's one step when nobody is at the other end, and this process
-// once no process of the step is left. What it still has to say nobody hears.
+// once no process of the step is left. What it still has to say nobody hears. The watcher
+// ends the step by itself, when the orders end: were it killed, and this process stopped by the
+// agent right then, nobody would. It is killed where it doesn't.
 func (in *initProcess) abandon() {
 	if in.attached {
 		for _, s := range in.session.all() {
+			if s.launched {
+				s.watch.orders.Close()
+				select {
+				case <-s.watch.gone:
+				case <-time.After(byItself):
+				}
+			}
 			in.session.cut(s)
 			if s.launched {
 				<-s.watch.gone

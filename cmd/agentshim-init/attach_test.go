@@ -22,28 +22,9 @@ import (
 // not the first one.
 func startAttached(t *testing.T) *steps {
 	t.Helper()
-	p := &peer{t: t, cmd: exec.Command(binary(t), wire.AttachArg)}
-	p.cmd.Env, p.cmd.Stderr = []string{"HOME=/root", "OWNERS=secret"}, &p.stderr
-	var err error
-	if p.in, err = p.cmd.StdinPipe(); err != nil {
-		t.Fatal(err)
-	}
-	out, err := p.cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	p.conn = wire.NewConn(out, p.in)
-	if err := p.cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	stop := time.AfterFunc(time.Minute, func() { _ = p.cmd.Process.Kill() })
-	t.Cleanup(func() {
-		_ = p.cmd.Process.Kill()
-		_ = p.cmd.Wait()
-		stop.Stop()
-	})
-	p.recv(wire.KindHello, &p.hello)
-	return &steps{peer: p, out: map[uint16]string{}, exit: map[uint16]wire.Exit{}, refused: map[uint16]string{}, started: map[uint16]bool{}}
+	cmd := exec.Command(binary(t), wire.AttachArg)
+	cmd.Env = []string{"HOME=/root", "OWNERS=secret"}
+	return stepsOf(greet(t, cmd))
 }
 
 // marked are the processes with a word in their arguments.
@@ -84,7 +65,8 @@ func TestAttach(t *testing.T) {
 
 // TestAttachEnds: whatever ends the step, all of its processes end, and no other one does.
 func TestAttachEnds(t *testing.T) {
-	other := exec.Command("sh", "-c", "while :; do sleep 0.2; done", "not-attached")
+	hidden, others := fmt.Sprintf("attached-2-%d", os.Getpid()), fmt.Sprintf("not-attached-%d", os.Getpid())
+	other := exec.Command("sh", "-c", "while :; do sleep 0.2; done", others)
 	if err := other.Start(); err != nil {
 		t.Fatal(err)
 	}
@@ -111,12 +93,12 @@ func TestAttachEnds(t *testing.T) {
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			s := startAttached(t)
-			s.script(1, lasting("attached-2")+"exec sleep 1000")
+			s.script(1, lasting(hidden)+"exec sleep 1000")
 			s.says(1, "hidden")
-			for end := time.Now().Add(10 * time.Second); marked(t, "attached-2") == 0 && time.Now().Before(end); {
+			for end := time.Now().Add(10 * time.Second); marked(t, hidden) == 0 && time.Now().Before(end); {
 				time.Sleep(10 * time.Millisecond)
 			}
-			if marked(t, "attached-2") == 0 {
+			if marked(t, hidden) == 0 {
 				t.Fatal("no process hides")
 			}
 			if err := row.end(s); err != nil {
@@ -124,13 +106,13 @@ func TestAttachEnds(t *testing.T) {
 			}
 			_, _ = io.Copy(io.Discard, readerOf(s.conn))
 			_ = s.cmd.Wait()
-			for end := time.Now().Add(10 * time.Second); row.later && marked(t, "attached-2") > 0 && time.Now().Before(end); {
+			for end := time.Now().Add(10 * time.Second); row.later && marked(t, hidden) > 0 && time.Now().Before(end); {
 				time.Sleep(10 * time.Millisecond)
 			}
-			if n := marked(t, "attached-2"); n != 0 {
+			if n := marked(t, hidden); n != 0 {
 				t.Errorf("%d processes left", n)
 			}
-			if marked(t, "not-attached") == 0 {
+			if marked(t, others) == 0 {
 				t.Error("another process ended")
 			}
 		})

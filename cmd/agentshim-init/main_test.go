@@ -125,7 +125,13 @@ func namespaced(program string, args ...string) *exec.Cmd {
 func start(t *testing.T) *peer {
 	t.Helper()
 	needNamespaces(t)
-	p := &peer{t: t, cmd: namespaced(binary(t), arg)}
+	return greet(t, namespaced(binary(t), arg))
+}
+
+// greet starts a process of init's program and takes its hello.
+func greet(t *testing.T, cmd *exec.Cmd) *peer {
+	t.Helper()
+	p := &peer{t: t, cmd: cmd}
 	p.cmd.Stderr = &p.stderr
 	var err error
 	if p.in, err = p.cmd.StdinPipe(); err != nil {

@@ -27,7 +27,11 @@ type steps struct {
 }
 
 func startSession(t *testing.T) *steps {
-	return &steps{peer: start(t), out: map[uint16]string{}, exit: map[uint16]wire.Exit{}, refused: map[uint16]string{}, started: map[uint16]bool{}, backs: map[uint16]string{}}
+	return stepsOf(start(t))
+}
+
+func stepsOf(p *peer) *steps {
+	return &steps{peer: p, out: map[uint16]string{}, exit: map[uint16]wire.Exit{}, refused: map[uint16]string{}, started: map[uint16]bool{}, backs: map[uint16]string{}}
 }
 
 // script launches a shell as a step.
