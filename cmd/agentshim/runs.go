@@ -17,8 +17,8 @@ func newRuns() *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use: "runs", Short: "List your recorded runs", Args: cobra.NoArgs,
-		Long: "List your recorded runs, oldest first. A run is lost when its agentshim is gone and\n" +
-			"wrote no end; agentshim prune removes what it left.",
+		Long: "List your recorded runs, oldest first, sessions and their steps among them. A run is\n" +
+			"lost when its agentshim is gone and wrote no end; agentshim prune removes what it left.",
 		Example: "  agentshim runs\n  agentshim runs --json",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			store, err := shim.OpenStore(nil)
@@ -41,14 +41,17 @@ func printRuns(w io.Writer, runs []shim.RunInfo, asJSON bool) error {
 		return printJSON(w, map[string]any{"version": 1, "runs": append([]shim.RunInfo{}, runs...)})
 	}
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(t, "RUN\tNAME\tSTATE\tSTART\tTIME\tEXIT\tREASON\tCOPY")
+	fmt.Fprintln(t, "RUN\tSESSION\tNAME\tSTATE\tSTART\tTIME\tEXIT\tREASON\tCOPY")
 	for _, r := range runs {
-		end, exit := "", ""
+		end, exit, session := "", "", ""
+		if r.Session != nil {
+			session = r.Session.ID
+		}
 		if r.State == shim.RunEnded {
 			end = r.End.Sub(r.Start).Round(time.Millisecond).String()
 			exit = fmt.Sprint(r.Exit)
 		}
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", r.ID, r.Name, r.State, r.Start.Local().Format(time.DateTime), end, exit, r.Reason, copyText(r))
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", r.ID, session, r.Name, r.State, r.Start.Local().Format(time.DateTime), end, exit, r.Reason, copyText(r))
 	}
 	return t.Flush()
 }
