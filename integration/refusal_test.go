@@ -4,6 +4,7 @@ import (
 	"archive/tar"
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io/fs"
 	"maps"
@@ -421,5 +422,41 @@ func TestResultFile(t *testing.T) {
 		if info, err := os.Lstat(link); err != nil || info.Mode()&fs.ModeSymlink != 0 {
 			t.Errorf("%v, %v", info, err)
 		}
+		s.resultStays(t)
 	})
+}
+
+// resultStays: an agent that puts a link in the place of the result's folder leads nothing elsewhere.
+func (s setup) resultStays(t *testing.T) {
+	t.Helper()
+	for script, code := range map[string]int{"exit 3": 3, `mv out gone && ln -s "$0" out; exit 3`: 125} {
+		ws, elsewhere := s.folder(t), s.private(t)
+		out := filepath.Join(ws, "out")
+		uid, gid := s.ids(t)
+		if uid == 0 {
+			uid, gid = folderOwner, folderOwner
+		}
+		if err := errors.Join(os.Mkdir(out, 0o777), os.Chown(out, uid, gid)); err != nil {
+			t.Fatal(err)
+		}
+		file := s.write(t, spec{"workspace": map[string]any{"source": ws, "mode": "writable"}, "user": nil})
+		r := s.call(t, call{}, "exec", "--spec", file, "--result", filepath.Join(out, "result.json"), "--command", "--", "sh", "-c", script, elsewhere)
+		if r.Code != code || code == 125 && !strings.Contains(r.Stderr, "agentshim: state: ") {
+			t.Errorf("%s: %+v", script, r)
+		}
+		if code == 3 {
+			if rec := readRecord(t, filepath.Join(out, "result.json")); rec.Exit != 3 {
+				t.Errorf("exit %d", rec.Exit)
+			}
+			continue
+		}
+		for _, dir := range []string{elsewhere, filepath.Join(ws, "gone")} {
+			if list, err := os.ReadDir(dir); err != nil || len(list) > 0 {
+				t.Errorf("%s has %v, %v", dir, list, err)
+			}
+		}
+		if text, err := os.Readlink(out); err != nil || text != elsewhere {
+			t.Errorf("control: the link is %q, %v", text, err)
+		}
+	}
 }

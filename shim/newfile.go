@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"syscall"
 )
 
 // NewFile is one that is written at a run's end. Its folder is opened before the
@@ -19,17 +20,39 @@ type NewFile struct {
 // OpenNewFile takes a path where nothing is and where the caller can write. Nothing is left there
 // if Write is never called.
 func OpenNewFile(path string) (*NewFile, error) {
+	return openNewFile(path, func(fs.FileInfo) error { return fs.ErrExist })
+}
+
+// OpenResultFile is OpenNewFile for a file that may be there: it stays as it is until Write
+// replaces it, or the link at its place. Errors have the reason state.
+func OpenResultFile(path string) (*NewFile, error) {
+	o, err := openNewFile(path, func(there fs.FileInfo) error {
+		if there.IsDir() {
+			return syscall.EISDIR
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, &Error{Reason: ReasonState, Err: err, Hint: "name a file in a folder where you can write"}
+	}
+	return o, nil
+}
+
+// openNewFile has judge look at what is there.
+func openNewFile(path string, judge func(there fs.FileInfo) error) (*NewFile, error) {
 	path, err := filepath.Abs(path)
 	if err != nil {
 		return nil, err
 	}
-	o := &NewFile{path: path}
-	switch _, err := os.Lstat(path); {
+	switch there, err := os.Lstat(path); {
 	case err == nil:
-		return nil, fmt.Errorf("%q: %w", path, fs.ErrExist)
+		if err := judge(there); err != nil {
+			return nil, fmt.Errorf("%q: %w", path, err)
+		}
 	case !errors.Is(err, fs.ErrNotExist):
 		return nil, err
 	}
+	o := &NewFile{path: path}
 	if o.folder, err = os.OpenRoot(filepath.Dir(path)); err != nil {
 		return nil, err
 	}

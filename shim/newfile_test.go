@@ -38,6 +38,43 @@ func TestNewFile(t *testing.T) {
 	}
 }
 
+// TestResultFile: what is there stays until the end, and is replaced by nothing but the record.
+func TestResultFile(t *testing.T) {
+	for name, swap := range map[string]bool{"stays": false, "swapped": true} {
+		dir, elsewhere := filepath.Join(t.TempDir(), "out"), t.TempDir()
+		path := filepath.Join(dir, "result.json")
+		if err := errors.Join(os.Mkdir(dir, 0o700), os.WriteFile(path, []byte("old"), 0o644)); err != nil {
+			t.Fatal(err)
+		}
+		o, err := OpenResultFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer o.Close()
+		if b, err := os.ReadFile(path); err != nil || string(b) != "old" {
+			t.Errorf("%s: before: %q %v", name, b, err)
+		}
+		if swap {
+			if err := errors.Join(os.Rename(dir, dir+"2"), os.Symlink(elsewhere, dir)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		err = Record{ID: "new"}.WriteResult(o)
+		b, rerr := os.ReadFile(path)
+		if !swap && (err != nil || rerr != nil || !strings.Contains(string(b), `"id": "new"`)) {
+			t.Errorf("%s: %v %v %q", name, err, rerr, b)
+		}
+		if swap && (ReasonOf(err) != ReasonState || !errors.Is(rerr, fs.ErrNotExist)) {
+			t.Errorf("%s: %v, and elsewhere is %q", name, err, b)
+		}
+	}
+	for _, path := range []string{t.TempDir(), filepath.Join(t.TempDir(), "no", "file")} {
+		if _, err := OpenResultFile(path); ReasonOf(err) != ReasonState {
+			t.Errorf("%s: %v", path, err)
+		}
+	}
+}
+
 // TestNewFileRefused: what is there stays, and what could not be written is known at the start.
 func TestNewFileRefused(t *testing.T) {
 	dir := t.TempDir()

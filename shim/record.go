@@ -127,6 +127,18 @@ func (r Record) WriteFile(path string) error {
 	return writeWhole(path, b)
 }
 
+// WriteResult writes the record to a file whose place was taken before the run, as WriteFile does.
+func (r Record) WriteResult(f *NewFile) error {
+	b, err := r.json()
+	if err == nil {
+		err = f.Write(b)
+	}
+	if err != nil {
+		return &Error{Reason: ReasonState, Err: err}
+	}
+	return nil
+}
+
 func writeWhole(path string, b []byte) error {
 	tmp, err := os.CreateTemp(filepath.Dir(path), ".record-*")
 	if err != nil {

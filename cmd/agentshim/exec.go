@@ -25,7 +25,9 @@ const slowStart = 5 * time.Second
 
 type execFlags struct {
 	specFlags
-	result  string
+	result string
+	// record is the result's file.
+	record  *shim.NewFile
 	quiet   bool
 	command bool
 	session string
@@ -92,6 +94,13 @@ func newExec() *cobra.Command {
 }
 
 func (f *execFlags) run(cmd *cobra.Command, given arguments) error {
+	var err error
+	if f.result != "" {
+		if f.record, err = shim.OpenResultFile(f.result); err != nil {
+			return err
+		}
+		defer f.record.Close()
+	}
 	if f.temporary < 0 || f.temporary > 255 {
 		return f.fail(invalid("--temporary-code %d", "use 1 to 255", f.temporary))
 	}
@@ -137,10 +146,7 @@ func (f *execFlags) run(cmd *cobra.Command, given arguments) error {
 	}
 	rec, err := runSignalled(cmd.Context(), job)
 	printOutcome(os.Stderr, rec, f.quiet)
-	if f.result != "" {
-		err = errors.Join(err, rec.WriteFile(f.result))
-	}
-	err = errors.Join(err, f.writeLearned(os.Stderr, rec))
+	err = errors.Join(err, f.writeResult(rec), f.writeLearned(os.Stderr, rec))
 	switch {
 	case err != nil && f.temporary != 0 && shim.ExitCode(err) == shim.ExitRefused && shim.ReasonOf(err).Retryable():
 		return codedError{err, f.temporary}
@@ -302,17 +308,21 @@ func printPlanted(w io.Writer, rec shim.Record) {
 	}
 }
 
+func (f *execFlags) writeResult(rec shim.Record) error {
+	if f.record == nil {
+		return nil
+	}
+	return rec.WriteResult(f.record)
+}
+
 // fail writes the result of a run that never began.
 func (f *execFlags) fail(err error) error {
-	if f.result == "" {
-		return err
-	}
 	now := time.Now().UTC()
 	rec := shim.Record{
 		Version: shim.RecordVersion, Agentshim: version, Start: now, End: now,
 		Exit: shim.ExitRefused, Reason: shim.ReasonOf(err), Message: err.Error(),
 	}
-	return errors.Join(err, rec.WriteFile(f.result))
+	return errors.Join(err, f.writeResult(rec))
 }
 
 // printProven says in a few lines what was proven before the harness started.
