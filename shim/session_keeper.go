@@ -38,8 +38,9 @@ type keeper struct {
 	service []string
 	// log takes what the service writes.
 	log io.Writer
-	// announce tells who waits for the session's start that it is ready.
-	announce func(id string)
+	// announce tells who waits for the session's start that it is ready. Its error says that
+	// nobody heard it.
+	announce func(id string) error
 	// done is closed when the container is gone and the record is written.
 	done chan struct{}
 
@@ -67,7 +68,7 @@ type keeper struct {
 
 func newKeeper(id, name string, service []string) *keeper {
 	return &keeper{
-		id: id, name: name, service: service, log: io.Discard, announce: func(string) {}, done: make(chan struct{}),
+		id: id, name: name, service: service, log: io.Discard, announce: func(string) error { return nil }, done: make(chan struct{}),
 		state: SessionStarting, opened: make(chan struct{}), steps: map[uint16]*carried{},
 	}
 }
@@ -210,8 +211,7 @@ func (k *keeper) open(ctx context.Context) error {
 	if ended {
 		return &Error{Reason: ReasonSession, Msg: "the session ended before it was ready"}
 	}
-	k.announce(k.id)
-	return nil
+	return k.announce(k.id)
 }
 
 // serve starts the session's own program, if it has one, and gives its end.

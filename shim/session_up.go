@@ -64,7 +64,14 @@ func Up(ctx context.Context, j Job, name string, quiet bool, say io.Writer) (str
 	if err := tellKeeper(conn.wire, j, start); err != nil && ctx.Err() == nil {
 		return "", &Error{Reason: ReasonInternal, Msg: "the session's keeper", Err: err}
 	}
-	return start.ID, hearKeeper(ctx, conn.wire, f.keeperLog(start.ID), say)
+	if err := hearKeeper(ctx, conn.wire, f.keeperLog(start.ID), say); err != nil {
+		return "", err
+	}
+	// The keeper ends a session whose start nobody heard of.
+	if _, err := conn.Conn.Write([]byte{0}); err != nil {
+		return "", &Error{Reason: ReasonInterrupted, Msg: "ended on request", Err: err}
+	}
+	return start.ID, nil
 }
 
 func bytesOf(list []string) [][]byte {
@@ -179,6 +186,9 @@ type upLink struct {
 
 	mu   sync.Mutex
 	conn *keeperConn // nil once up is done with
+	// heard is closed when up has taken the session, or is gone; taken says which.
+	heard chan struct{}
+	taken bool
 }
 
 func (l *upLink) Write(p []byte) (int, error) {
@@ -213,7 +223,7 @@ func Keep(ctx context.Context, conn *os.File, o KeepOptions) error {
 	if err != nil {
 		return &Error{Reason: ReasonInternal, Msg: "agentshim up starts a keeper, nothing else can", Err: err}
 	}
-	link := &upLink{log: o.Log, conn: newKeeperConn(c)}
+	link := &upLink{log: o.Log, conn: newKeeperConn(c), heard: make(chan struct{})}
 	j, k, err := link.order(o)
 	if err != nil {
 		link.last(refused(err))
@@ -222,9 +232,9 @@ func Keep(ctx context.Context, conn *os.File, o KeepOptions) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	go link.watch(c, cancel)
-	k.announce = func(id string) {
+	k.announce = func(id string) error {
 		debug.FreeOSMemory()
-		link.last(reply{State: SessionReady, ID: id})
+		return link.ready(id)
 	}
 	debug.SetGCPercent(keeperGC)
 	rec, err := Run(ctx, j)
@@ -245,12 +255,35 @@ func Keep(ctx context.Context, conn *os.File, o KeepOptions) error {
 	return err
 }
 
-// watch ends a session whose up is gone before it is ready.
-func (l *upLink) watch(c net.Conn, cancel context.CancelCauseFunc) {
-	_, _ = c.Read(make([]byte, 1))
+// ready tells up, and waits until it has taken the session.
+func (l *upLink) ready(id string) error {
+	l.mu.Lock()
+	if l.conn != nil {
+		_ = l.conn.wire.SendJSON(wire.KindReply, reply{State: SessionReady, ID: id}) // its end is seen below
+	}
+	l.mu.Unlock()
+	<-l.heard
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.conn != nil {
+	if !l.taken {
+		return &Error{Reason: ReasonInterrupted, Msg: "agentshim up ended before it had the session"}
+	}
+	return nil
+}
+
+// watch ends a session whose up is gone before it has taken it, by one byte.
+func (l *upLink) watch(c net.Conn, cancel context.CancelCauseFunc) {
+	n, _ := c.Read(make([]byte, 1))
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	defer close(l.heard)
+	switch {
+	case l.conn == nil:
+	case n == 1:
+		l.taken = true
+		l.conn.Close()
+		l.conn = nil
+	default:
 		cancel(SignalError{unix.SIGTERM})
 	}
 }
