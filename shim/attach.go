@@ -121,11 +121,10 @@ func (p *prepared) probeForeign(ctx context.Context) error {
 	if !containerForm.MatchString(name) {
 		return &Error{Reason: ReasonContainer, Msg: fmt.Sprintf("%q is no container's name or id", name)}
 	}
-	opts, err := p.folders.probeOptions()
+	opts, err := p.probeOptions()
 	if err != nil {
 		return err
 	}
-	opts.Engine, opts.Getenv = p.job.Harness.Engine, p.job.getenv
 	if p.host.Machine, err = ProbeMachine(); err != nil {
 		return err
 	}

@@ -347,12 +347,6 @@ func (a *dockerAPI) call(ctx context.Context, method, path string, query url.Val
 	if err != nil {
 		return nil, err
 	}
-	return a.do(ctx, req)
-}
-
-// do is call for a request that is made.
-func (a *dockerAPI) do(ctx context.Context, req *http.Request) ([]byte, error) {
-	method, path := req.Method, req.URL.Path
 	resp, err := a.client.Do(req)
 	if err != nil {
 		return nil, a.transportError(ctx, err)

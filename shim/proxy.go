@@ -18,7 +18,7 @@ func (p *prepared) probeProxy() error {
 		return err
 	}
 	p.host.Proxy, p.proxyUser = &netpolicy.Proxy{Scheme: proxy.Scheme, Address: proxy.Address, NoProxy: noProxy}, proxy.User
-	if proxy.Scheme == "https" {
+	if proxy.Scheme == netpolicy.ProxyHTTPS {
 		return anyRoots(x509.SystemCertPool())
 	}
 	return nil

@@ -208,11 +208,10 @@ func homeFolder(getenv func(string) string) string {
 // probe reads the engine, the image, and what the file names on the host.
 func (p *prepared) probe(ctx context.Context) error {
 	h := p.job.Harness
-	opts, err := p.folders.probeOptions()
+	opts, err := p.probeOptions()
 	if err != nil {
 		return err
 	}
-	opts.Engine, opts.Getenv = h.Engine, p.job.getenv
 	p.host, p.adapter, err = Probe(ctx, opts, ImageRequest{Ref: h.Image, Pull: h.Pull, Platform: h.Platform, Progress: p.job.Progress})
 	if err != nil {
 		return err
@@ -224,6 +223,13 @@ func (p *prepared) probe(ctx context.Context) error {
 		return err
 	}
 	return p.probeMounts()
+}
+
+// probeOptions is the folders' for the job's engine.
+func (p *prepared) probeOptions() (ProbeOptions, error) {
+	o, err := p.folders.probeOptions()
+	o.Engine, o.Getenv = p.job.Harness.Engine, p.job.getenv
+	return o, err
 }
 
 // probeOptions makes the folders that a probe uses.

@@ -98,11 +98,10 @@ func (p *prepared) probeAttached(ctx context.Context) error {
 	if p.folders, err = openFolders(p.job.getenv, homeFolder(p.job.getenv)); err != nil {
 		return err
 	}
-	opts, err := p.folders.probeOptions()
+	opts, err := p.probeOptions()
 	if err != nil {
 		return err
 	}
-	opts.Engine, opts.Getenv = p.job.Harness.Engine, p.job.getenv
 	if p.adapter, err = ProbeEngine(ctx, opts); err != nil {
 		return err
 	}
