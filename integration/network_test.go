@@ -321,43 +321,64 @@ func TestNetworkChanged(t *testing.T) {
 			{[]string{"restart"}, "network", shim.ReasonPosture, "restarted the container"},
 			{[]string{"restart"}, "deny-all", shim.ReasonPosture, "restarted the container"},
 		} {
-			egress, folder := a.egress(), s.folder(t)
+			egress := a.egress()
 			if c.mode != "network" {
 				if !s.full() {
 					continue
 				}
 				egress = map[string]any{"mode": c.mode}
 			}
-			fields := spec{"egress": egress, "workspace": map[string]any{"source": folder, "mode": "writable"}}
-			b := s.launch(t, call{Net: w}, fields, `echo x >>/workspace/agents; trap 'echo done; exit 3' USR1; echo ready; while :; do sleep 0.1; done`)
-			if line, err := b.out.ReadString('\n'); line != "ready\n" {
-				t.Fatalf("first line %q, %v; %s", line, err, b.stderr.String())
-			}
-			if c.change == nil {
-				b.signal(t, 10)
-				if rest, _ := b.ended(t, 3); rest != "done\n" {
-					t.Errorf("control: %q %s", rest, b.stderr.String())
+			t.Run(strings.Join(append([]string{c.mode}, c.change...), " "), func(t *testing.T) {
+				// Podman's own restart fails where the container is removed in the midst of it.
+				for range 6 {
+					if a.changed(t, egress, c.change, c.reason, c.says) {
+						break
+					}
 				}
-				continue
-			}
-			// By name: the helper's container may not be removed yet.
-			const ours = "name=agentshim-[0-9a-f]+$"
-			id := strings.TrimSpace(a.engine(t, "ps", "--quiet", "--filter", ours).ok(t).Stdout)
-			// Podman's own restart fails where the container is removed in the midst of it.
-			if r := a.engine(t, append(c.change, id)...); c.change[0] != "restart" {
-				r.ok(t)
-			}
-			if _, rec := b.ended(t, shim.ExitRefused); rec.Reason != c.reason || !strings.Contains(b.stderr.String(), c.says) {
-				t.Errorf("%q in mode %s: %s %s", c.change, c.mode, rec.Reason, b.stderr.String())
-			}
-			if left := a.engine(t, "ps", "--all", "--quiet", "--filter", ours).ok(t).Stdout; left != "" {
-				t.Errorf("%q in mode %s: left %s", c.change, c.mode, left)
-			}
-			if got, err := os.ReadFile(filepath.Join(folder, "agents")); string(got) != "x\n" || err != nil {
-				t.Errorf("%q in mode %s: agents %q %v", c.change, c.mode, got, err)
-			}
+			})
 		}
 	})
+}
+
+// changed runs a sandbox, has the engine change it, and reports whether the engine says
+// that it did.
+func (a attached) changed(t *testing.T, egress map[string]any, change []string, reason shim.Reason, says string) bool {
+	t.Helper()
+	folder := a.s.folder(t)
+	fields := spec{"egress": egress, "workspace": map[string]any{"source": folder, "mode": "writable"}}
+	b := a.s.launch(t, call{Net: a.w}, fields, `echo x >>/workspace/agents; trap 'echo done; exit 3' USR1; echo ready; while :; do sleep 0.1; done`)
+	if line, err := b.out.ReadString('\n'); line != "ready\n" {
+		t.Fatalf("first line %q, %v; %s", line, err, b.stderr.String())
+	}
+	if change == nil {
+		b.signal(t, 10)
+		if rest, _ := b.ended(t, 3); rest != "done\n" {
+			t.Errorf("control: %q %s", rest, b.stderr.String())
+		}
+		return true
+	}
+	// By name: the helper's container may not be removed yet. Podman notes that a
+	// container runs only after it has started it.
+	const ours = "name=agentshim-[0-9a-f]+$"
+	var id string
+	eventually(t, "a container that runs", func() bool {
+		id = strings.TrimSpace(a.engine(t, "ps", "--quiet", "--filter", ours).ok(t).Stdout)
+		return id != ""
+	})
+	r := a.engine(t, append(change, id)...)
+	if change[0] != "restart" {
+		r.ok(t)
+	}
+	if _, rec := b.ended(t, shim.ExitRefused); rec.Reason != reason || !strings.Contains(b.stderr.String(), says) {
+		t.Errorf("the engine: %d %s; %s %s", r.Code, r.Stderr, rec.Reason, b.stderr.String())
+	}
+	if left := a.engine(t, "ps", "--all", "--quiet", "--filter", ours).ok(t).Stdout; left != "" {
+		t.Errorf("left %s", left)
+	}
+	if got, err := os.ReadFile(filepath.Join(folder, "agents")); string(got) != "x\n" || err != nil {
+		t.Errorf("agents %q %v", got, err)
+	}
+	return r.Code == 0
 }
 
 // TestNetworkRefused: what is no network, or not one that agentshim knows the inside of.

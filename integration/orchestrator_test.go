@@ -174,7 +174,7 @@ func TestOrchestrator(t *testing.T) {
 				}
 			}
 			label := "label=agentshim.dag-run-id=" + filepath.Base(filepath.Dir(x.output))
-			if list := s.bare(t, "ps", "-q", "--filter", label, "--filter", "label=agentshim.dag-name=nightly", "--filter", "label=agentshim.dag-run-step-name=fix").ok(t).Stdout; strings.Count(list, "\n") != 1 {
+			if list := s.bare(t, "ps", "-aq", "--filter", label, "--filter", "label=agentshim.dag-name=nightly", "--filter", "label=agentshim.dag-run-step-name=fix").ok(t).Stdout; strings.Count(list, "\n") != 1 {
 				t.Errorf("%s has %q", label, list)
 			}
 			if err := syscall.Kill(-x.cmd.Process.Pid, syscall.SIGKILL); err != nil {

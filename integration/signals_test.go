@@ -101,6 +101,9 @@ func (b *begun) over(t *testing.T, code int) shim.Record {
 	case <-time.After(30 * time.Second):
 		t.Fatalf("agentshim does not end; %s", b.stderr.String())
 	}
+	if status := b.cmd.ProcessState.Sys().(syscall.WaitStatus); status.Signaled() {
+		t.Fatalf("agentshim was ended by %v, after a minute perhaps; %s", status.Signal(), b.stderr.String())
+	}
 	rec := readRecord(t, b.file)
 	if got := b.cmd.ProcessState.ExitCode(); got != code || rec.Exit != code {
 		t.Errorf("exit %d, want %d; record: exit %d %q; %s", got, code, rec.Exit, rec.Reason, b.stderr.String())

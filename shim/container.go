@@ -155,11 +155,14 @@ func (c *container) prove(ctx context.Context, rec *Record) error {
 	if len(at.Differences) == 0 {
 		at.Differences = c.compareAccount(rec.Container)
 	}
-	c.watchInit()
-	if len(at.Differences) == 0 {
-		if err := c.proveRest(ctx, at, rec); err != nil {
-			return err
-		}
+	if len(at.Differences) > 0 {
+		return notProven(at.Differences)
+	}
+	if err := c.watchInit(); err != nil {
+		return err
+	}
+	if err := c.proveRest(ctx, at, rec); err != nil {
+		return err
 	}
 	return notProven(at.Differences)
 }

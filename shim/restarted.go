@@ -57,7 +57,7 @@ func (c *container) awaitEnd() (ended, restarted bool) {
 
 // watchInit lets go of an engine that is not done endTimeout after init's process: Podman's
 // client stays for a container that was started once more, and says nothing.
-func (c *container) watchInit() {
+func (c *container) watchInit() error {
 	pid, err := c.hostPID()
 	fd := -1
 	if err == nil {
@@ -67,8 +67,7 @@ func (c *container) watchInit() {
 		err = unix.SetNonblock(fd, true) // so that closing ends the wait
 	}
 	if err != nil && !errors.Is(err, unix.ESRCH) {
-		c.p.job.Log("init's process can't be watched: %v", err)
-		return
+		return &Error{Reason: ReasonEngineFailed, Msg: "init's process can't be watched", Err: err}
 	}
 	if fd >= 0 {
 		c.init = os.NewFile(uintptr(fd), "init")
@@ -78,6 +77,7 @@ func (c *container) watchInit() {
 			c.engine.drop()
 		}
 	}()
+	return nil
 }
 
 // awaitProcess waits until a pidfd's process is gone, which nil is: it is readable then

@@ -148,3 +148,19 @@ func TestAwaitProcess(t *testing.T) {
 		_ = cmd.Wait()
 	}
 }
+
+// TestWatchInitRefused: a run whose init can't be watched does not go on.
+func TestWatchInitRefused(t *testing.T) {
+	for name, pid := range map[string]string{"no file": "", "no number": "x"} {
+		c := &container{p: &prepared{}, paths: spec.RunPaths{Dir: t.TempDir()}}
+		c.p.plan.Engine.Kind = spec.Podman
+		if pid != "" {
+			if err := os.WriteFile(c.paths.PIDFile(), []byte(pid), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := c.watchInit(); !errors.Is(err, ReasonEngineFailed) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}

@@ -108,16 +108,23 @@ func (k *keeper) keep(ctx context.Context, c *container, rec *Record) error {
 	if c.backs.complete() {
 		rec.WriteBack, rec.Output = c.p.writeBack(c.backs.got)
 	}
+	if err == nil && refused == nil {
+		rec.Harness, rec.Exit = &exit, 0
+		return nil
+	}
 	if err != nil {
 		err = c.lost(err)
 	}
-	if refused != nil {
-		return errors.Join(refused, err)
+	return unready(refused, err)
+}
+
+// unready puts what kept a session from being ready before how it then ended. A step of the
+// keeper's own that was lost was lost with what it ran in.
+func unready(refused, ended error) error {
+	if ended != nil && errors.Is(refused, ReasonSessionLost) {
+		return ended
 	}
-	if err == nil {
-		rec.Harness, rec.Exit = &exit, 0
-	}
-	return err
+	return errors.Join(refused, ended)
 }
 
 // publish begins to carry connections of published ports, until the function that it

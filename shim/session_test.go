@@ -3,6 +3,7 @@ package shim
 import (
 	"encoding/json"
 	"errors"
+	"io"
 	"net"
 	"os"
 	"path/filepath"
@@ -358,4 +359,26 @@ func FuzzRequest(f *testing.F) {
 			t.Errorf("%+v", r)
 		}
 	})
+}
+
+// TestUnready: a readiness step that was lost with init is no reason of its own.
+func TestUnready(t *testing.T) {
+	late := &Error{Reason: ReasonSession, Msg: "not ready"}
+	gone := &Error{Reason: ReasonEngineLost}
+	program := &Error{Reason: ReasonSession, Err: sessionLost("id", io.EOF)}
+	for _, tt := range []struct {
+		refused, ended error
+		want           Reason
+	}{
+		{nil, gone, ReasonEngineLost},
+		{late, nil, ReasonSession},
+		{late, gone, ReasonSession},
+		{sessionLost("id", io.EOF), gone, ReasonEngineLost},
+		{program, gone, ReasonEngineLost},
+		{sessionLost("id", io.EOF), nil, ReasonSessionLost},
+	} {
+		if got := ReasonOf(unready(tt.refused, tt.ended)); got != tt.want {
+			t.Errorf("%v, %v: %q, want %q", tt.refused, tt.ended, got, tt.want)
+		}
+	}
 }

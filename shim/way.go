@@ -12,6 +12,8 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/agentshim/agentshim/netpolicy"
 	"github.com/agentshim/agentshim/spec"
 )
@@ -252,7 +254,7 @@ func (c *container) hostPID() (int, error) {
 		}
 	}
 	if pid <= 0 {
-		return 0, fmt.Errorf("the engine says that the sandbox is process %d", pid)
+		return 0, fmt.Errorf("the engine says that the sandbox is process %d: %w", pid, unix.ESRCH)
 	}
 	return pid, nil
 }

@@ -18,9 +18,7 @@ func (p Plan) PodmanArgv(run RunPaths) ([]string, error) {
 	a.add("run", "--rm", "--interactive", "--sig-proxy=false", "--init=false", "--pull=never",
 		"--log-driver=none", "--no-healthcheck", "--stop-signal=SIGKILL")
 	a.flag("cidfile", path.Join(run.Dir, "cid"))
-	if p.Egress.HasGateway() {
-		a.flag("pidfile", run.PIDFile())
-	}
+	a.flag("pidfile", run.PIDFile())
 	a.flag("name", "agentshim-"+run.ID)
 	a.labels()
 	a.isolation()
