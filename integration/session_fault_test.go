@@ -3,8 +3,10 @@ package integration
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -258,6 +260,7 @@ func TestKeeperKilled(t *testing.T) {
 		}
 		all(unix.SIGSTOP)
 		defer all(unix.SIGCONT)
+		eventually(t, "client and init standing still", func() bool { return len(stopped) == 2 && !slices.ContainsFunc(stopped, moves) })
 		noError(t, unix.Kill(x.PID, unix.SIGKILL))
 		time.Sleep(200 * time.Millisecond) // what the kernel held for the socket
 		after := w.accepted.get("discarded")
@@ -276,6 +279,15 @@ func TestKeeperKilled(t *testing.T) {
 			t.Errorf("left: %v", sandboxed(t, id))
 		}
 		s.call(t, call{}, "prune").ok(t)
+	})
+}
+
+// moves says whether a process has a thread that a SIGSTOP has not reached yet.
+func moves(pid int) bool {
+	threads, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/status", pid)) // the pattern is valid
+	return slices.ContainsFunc(threads, func(file string) bool {
+		b, err := os.ReadFile(file)
+		return err == nil && !bytes.Contains(b, []byte("\nState:\tT"))
 	})
 }
 

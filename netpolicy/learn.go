@@ -31,7 +31,7 @@ func NewLearner(p Policy) *Learner { return &Learner{table: p.Table()} }
 // HTTP, or an encrypted hello. Host services are no allow entries: they are left out.
 func (l *Learner) Used(line LogLine) {
 	switch {
-	case line.Event == logFull && line.Verdict == VerdictAllow:
+	case line.Event.someUnsaid() && line.Verdict == VerdictAllow:
 		l.Missed++
 	case line.Event == EventConnect && line.Verdict == VerdictAllow:
 		l.permitted(line)
@@ -39,6 +39,9 @@ func (l *Learner) Used(line LogLine) {
 		l.entry(line.Entry)
 	}
 }
+
+// someUnsaid says that targets behind the line may have none.
+func (k EventKind) someUnsaid() bool { return k == logMany || k == logFull }
 
 func (l *Learner) permitted(line LogLine) {
 	addr, _ := netip.ParseAddr(line.Addr)
@@ -69,7 +72,7 @@ func (l *Learner) opened(addr netip.Addr, port int) bool {
 // deny entry refused stays so; what failed for another reason than the policy, no entry mends.
 func (l *Learner) Wanted(line LogLine) {
 	switch {
-	case line.Event == logFull && line.Verdict == VerdictRefuse:
+	case line.Event.someUnsaid() && line.Verdict == VerdictRefuse:
 		l.Missed++
 	case line.Verdict == VerdictRefuse && line.Reason != RefusedDenied && line.Reason != RefusedLimit && !line.Reason.failed():
 		l.entry(line.Entry)

@@ -3,6 +3,7 @@ package netpolicy
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"net/netip"
 	"testing"
 	"time"
@@ -115,6 +116,21 @@ func TestLearnUsed(t *testing.T) {
 // helloRefused is what is said of a hello to a name.
 func (t *Table) helloRefused(name string, h hello) Verdict {
 	return h.judge(destination{name: name, port: 443, verdict: t.Name(name, 443)})
+}
+
+// TestLearnMany: a list that is shorter than what was used says so.
+func TestLearnMany(t *testing.T) {
+	for n, missed := range map[int]int{maxKeys + 1024: 0, maxKeys + 1025: 1, maxKeys + 3000: 1} {
+		var events []Event
+		for i := range n {
+			events = append(events, used(fmt.Sprintf("n%d.example", i), "", 443, Verdict{Allowed: true}))
+		}
+		l := NewLearner(Policy{Mode: Open, Learning: true})
+		logged(t, l.Used, events...)
+		if l.Missed != missed || missed == 0 && len(l.Entries(false)) != n {
+			t.Errorf("%d names: %d missed, %d entries", n, l.Missed, len(l.Entries(false)))
+		}
+	}
 }
 
 // TestLearnWildcards: names become a wildcard only when asked, when there are several, and

@@ -23,7 +23,7 @@ const (
 	// of it, so that an agent can't push out what was permitted by being refused.
 	MaxLog        = 16 << 20
 	MaxRefusedLog = 4 << 20
-	// logReserve is kept for the last lines: two that say it is full, one that ends it.
+	// logReserve is kept for the last lines: four of the log itself, and one that ends it.
 	logReserve = 4 << 10
 	// maxLogLine bounds one line: the texts below with every byte escaped, and the rest.
 	maxLogLine = 16 << 10
@@ -35,6 +35,7 @@ const (
 // Events of the log itself, beside EventKind's.
 const (
 	logStart EventKind = "start"
+	logMany  EventKind = "many"
 	logFull  EventKind = "full"
 	logStop  EventKind = "stop"
 )
@@ -53,8 +54,9 @@ type LogLine struct {
 	Seq  uint64    `json:"seq"` // the line's number, from 1
 	Time time.Time `json:"time"`
 	Run  string    `json:"run"`
-	// Event is one of the gateway's, or start (the first line), full (from here on
-	// decisions of this verdict are only counted) and stop (the last line).
+	// Event is one of the gateway's, or start (the first line), many (from here on a new
+	// target of this verdict may have no line), full (decisions of this verdict are only
+	// counted) and stop (the last line).
 	Event EventKind `json:"event"`
 	Conn  uint64    `json:"conn,omitzero"`
 	// Count is how many equal events there were with this one, where some of those
@@ -116,8 +118,9 @@ type Log struct {
 	head Head
 	// size and refusedSize are bytes written, all and those about refusals.
 	size, refusedSize int64
-	full              map[string]bool
-	allowed, refused  thinner
+	// many and full are the verdicts that have such a line.
+	many, full       map[string]bool
+	allowed, refused thinner
 }
 
 // logFile is an *os.File; tests have one that fails.
@@ -144,7 +147,7 @@ func CreateLog(path, run string, now func() time.Time) (*Log, error) {
 
 func newLog(f logFile, run string, now func() time.Time) (*Log, error) {
 	l := &Log{
-		run: run, now: now, file: f, full: map[string]bool{},
+		run: run, now: now, file: f, many: map[string]bool{}, full: map[string]bool{},
 		allowed: newThinner(1024), refused: newThinner(8),
 	}
 	return l, l.put(LogLine{Event: logStart})
@@ -159,7 +162,8 @@ func (l *Log) Write(e Event) error {
 		return l.err
 	}
 	l.count(e)
-	if n, write := l.thinnerOf(e).count(keyOf(e)); write {
+	n, write, known := l.thinnerOf(e).count(keyOf(e))
+	if write {
 		line := lineOf(e)
 		if n > l.thinnerOf(e).first {
 			line.Count = n
@@ -168,10 +172,23 @@ func (l *Log) Write(e Event) error {
 			return err
 		}
 	}
-	if e.Kind != EventEnd {
-		l.head.Counted++
+	if e.Kind == EventEnd {
+		return nil
 	}
-	return nil
+	l.head.Counted++
+	if known {
+		return nil
+	}
+	return l.once(l.many, logMany, lineOf(e).Verdict)
+}
+
+// once writes a line of the log's own about a verdict, unless there is one.
+func (l *Log) once(said map[string]bool, kind EventKind, verdict string) error {
+	if said[verdict] {
+		return nil
+	}
+	said[verdict] = true
+	return l.put(LogLine{Event: kind, Verdict: verdict})
 }
 
 // Close writes the last line, with the totals, and closes the file. The head is that
@@ -222,8 +239,7 @@ func (l *Log) putBounded(line LogLine) (bool, error) {
 	}
 	before := l.size
 	if before+maxLogLine > MaxLog-logReserve || line.Verdict == VerdictRefuse && l.refusedSize+maxLogLine > MaxRefusedLog {
-		l.full[line.Verdict] = true
-		return false, l.put(LogLine{Event: logFull, Verdict: line.Verdict})
+		return false, l.once(l.full, logFull, line.Verdict)
 	}
 	err := l.put(line)
 	if line.Verdict == VerdictRefuse {
@@ -340,12 +356,15 @@ type thinner struct {
 
 func newThinner(first uint64) thinner { return thinner{first: first, seen: map[eventKey]uint64{}} }
 
-// count gives the event's number among its equals, and whether it gets a line.
-func (t *thinner) count(k eventKey) (uint64, bool) {
-	if _, known := t.seen[k]; !known && len(t.seen) >= maxKeys {
+// count gives the event's number among its equals, whether it gets a line, and whether it is
+// told apart.
+func (t *thinner) count(k eventKey) (n uint64, write, known bool) {
+	_, known = t.seen[k]
+	known = known || len(t.seen) < maxKeys
+	if !known {
 		k = eventKey{kind: k.kind, reason: k.reason}
 	}
 	t.seen[k]++
-	n := t.seen[k]
-	return n, n <= t.first || n&(n-1) == 0
+	n = t.seen[k]
+	return n, n <= t.first || n&(n-1) == 0, known
 }

@@ -116,7 +116,7 @@ func (c *logCheck) place(line LogLine) error {
 
 func (c *logCheck) count(line LogLine) error {
 	switch line.Event {
-	case logStart, logFull:
+	case logStart, logMany, logFull:
 	case logStop:
 		c.stopped = true
 		return c.stop(line.Totals)

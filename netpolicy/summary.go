@@ -120,6 +120,10 @@ func (line LogLine) text() string {
 	switch {
 	case line.Event == logStart:
 		return "log of run " + line.Run
+	case line.Event == logMany && line.Verdict == VerdictAllow:
+		return "more targets than the log tells apart: of those allowed from here on, some are only counted"
+	case line.Event == logMany:
+		return "more targets than the log tells apart: of those refused from here on, some are only counted"
 	case line.Event == logFull && line.Verdict == VerdictAllow:
 		return "the log is full: what is allowed is only counted from here on"
 	case line.Event == logFull:

@@ -52,6 +52,8 @@ type watch struct {
 	orders, reports *os.File
 	// gone is closed when the watcher is gone and no stray is left.
 	gone chan struct{}
+	// killed says, once gone is closed, that a signal ended it.
+	killed bool
 }
 
 // handleStep handles a frame of a session's step. One for a step that has ended was on
@@ -236,7 +238,10 @@ func (in *initProcess) follow(s *step, p *streams, o order) {
 	said := json.NewDecoder(io.LimitReader(s.watch.reports, maxReports))
 	var begun started
 	if err := said.Decode(&begun); err != nil || begun.Refused == nil && begun.PID <= 0 {
-		begun.Refused = refuse("steps", "what watches the step ended at its start")
+		<-s.watch.gone
+		if !s.watch.killed { // else the harness may have run, and done that
+			begun.Refused = refuse("steps", "what watches the step ended at its start")
+		}
 	}
 	if begun.Refused != nil {
 		<-s.watch.gone
@@ -349,12 +354,14 @@ func (se *session) takeEnded() {
 	se.mu.Lock()
 	defer se.mu.Unlock()
 	for {
-		pid, err := syscall.Wait4(-1, nil, syscall.WNOHANG, nil)
+		var status syscall.WaitStatus
+		pid, err := syscall.Wait4(-1, &status, syscall.WNOHANG, nil)
 		if err != nil || pid == 0 {
 			return
 		}
 		if s := se.watchers[pid]; s != nil {
 			delete(se.watchers, pid)
+			s.watch.killed = status.Signaled()
 			se.ended = append(se.ended, s)
 		}
 	}

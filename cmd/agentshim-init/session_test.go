@@ -388,3 +388,16 @@ func TestManySteps(t *testing.T) {
 		t.Errorf("descriptors %d, then %d; threads %d, then %d", fds, count("fd"), threads, count("task"))
 	}
 }
+
+// TestWatcherKilledAtOnce: a harness that kills its watcher before that has said anything
+// did run: the step is lost, and not one that found no room.
+func TestWatcherKilledAtOnce(t *testing.T) {
+	s := startSession(t)
+	for id := uint16(1); id <= 100; id++ {
+		s.script(id, "kill -9 $PPID; exec sleep 1000")
+		s.until(func() bool { _, ended := s.exit[id]; return ended || s.refused[id] != "" })
+		if s.refused[id] != "" || !s.started[id] || !s.exit[id].Lost {
+			t.Fatalf("step %d: refused %q, started %v, %+v", id, s.refused[id], s.started[id], s.exit[id])
+		}
+	}
+}
