@@ -171,8 +171,9 @@ const downPatience = 2 * time.Minute
 
 // Down ends a session, given by its id or name, and returns when its container is gone,
 // with its record. Steps that run get TERM, and what is left after stopGrace is killed.
-// A session that has ended already is no error, nor is one whose keeper is gone: what
-// that left is removed.
+// The id of a session that has ended already is no error, however that ended. Its name is
+// ErrNoSession: another session may have it by now. What a keeper left that is gone is
+// removed, and the error is then the session's (init-lost), as of any that failed.
 func (s Store) Down(ctx context.Context, name string) (Record, error) {
 	id, c, err := s.folders.findSession(name)
 	if err != nil {
@@ -188,17 +189,31 @@ func (s Store) Down(ctx context.Context, name string) (Record, error) {
 	}
 	store := s
 	store.folders.state = c.State
-	if _, err := store.pruneFolders(ctx, map[string]Adapter{}, false); err != nil {
-		return Record{}, err
-	}
-	r, err := store.Run(id)
+	left, err := store.pruneFolders(ctx, map[string]Adapter{}, false)
 	if err != nil {
 		return Record{}, err
 	}
-	if r.Reason != "" {
+	r, err := store.Run(id)
+	switch {
+	case err != nil:
+		return Record{}, err
+	case r.State == RunLost:
+		return r.Record, notRemoved(id, left)
+	case r.Reason != "":
 		return r.Record, &Error{Reason: r.Reason, Msg: r.Message}
 	}
 	return r.Record, nil
+}
+
+// notRemoved is for a session whose keeper is gone and whose container may be there.
+func notRemoved(id string, left []Leftover) error {
+	e := &Error{Reason: ReasonSession, Msg: "what the keeper of session " + id + " left is not removed", Hint: "agentshim prune tries again"}
+	for _, l := range left {
+		if l.Run == id && l.Kept != "" {
+			e.Err = errors.New(l.Kept)
+		}
+	}
+	return e
 }
 
 // askDown asks a keeper to end, and waits until it did.

@@ -52,6 +52,38 @@ func TestFindSession(t *testing.T) {
 	}
 }
 
+// TestDownNotRemoved: a session whose keeper is gone is not down while its container may be
+// there; where it had none yet, that is its end.
+func TestDownNotRemoved(t *testing.T) {
+	const id = "0123456789abcdef"
+	for name, c := range map[string]struct {
+		engine *spec.Engine
+		want   Reason
+		state  RunState
+	}{
+		"an engine that can't be asked": {&spec.Engine{Kind: spec.Podman}, ReasonSession, RunLost},
+		"no engine yet":                 {nil, ReasonInitLost, RunEnded},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := testStore(t)
+			gone := mustSelf(t)
+			gone.StartTicks++
+			session := &SessionRecord{ID: id}
+			rec := Record{Version: RecordVersion, ID: id, Owner: gone, Engine: c.engine, Session: session}
+			_, err := s.folders.makeRunFolder(id, claim{Owner: gone, Session: session})
+			if err := errors.Join(err, rec.write(s.folders)); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := s.Down(t.Context(), id); !errors.Is(err, c.want) {
+				t.Errorf("%v", err)
+			}
+			if r, err := s.Run(id); err != nil || r.State != c.state {
+				t.Errorf("%s %v", r.State, err)
+			}
+		})
+	}
+}
+
 // TestTakeName: a name is one session's while its file is open, whatever file is left
 // from before.
 func TestTakeName(t *testing.T) {
