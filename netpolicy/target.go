@@ -75,13 +75,17 @@ func (t *Table) Target(x Target, local bool) Verdict {
 	return v
 }
 
-// Checks says what is judged of an allowed target when it is used.
-func (v Verdict) Checks(x Target) []string {
+// Checks says what is judged of an allowed target when it is used. via is the proxy that
+// carries it, nil for none: where a name leads is not judged where that looks names up.
+func (v Verdict) Checks(x Target, via *Proxy) []string {
 	switch {
 	case !v.Allowed, x.Name == "", v.HostPort != 0:
 		return nil
 	}
-	checks := []string{"the address that the name leads to must be globally reachable, or in an allowed range"}
+	var checks []string
+	if via == nil || !via.Resolves() {
+		checks = append(checks, "the address that the name leads to must be globally reachable, or in an allowed range")
+	}
 	switch {
 	case v.Raw:
 	case x.Port == 443 && v.ECH:

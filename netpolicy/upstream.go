@@ -48,6 +48,12 @@ func (p Proxy) String() string { return p.Scheme + "://" + p.Address }
 // Resolves says whether it is asked for names, so that nobody judges where they lead.
 func (p Proxy) Resolves() bool { return p.Scheme != ProxySOCKS5 }
 
+// Carries says whether it is asked for a target: not for what NoProxy leaves out. It is
+// never asked for host services, nor for addresses where those are reached directly.
+func (p Proxy) Carries(x Target) bool {
+	return NewUpstream(p, nil).carries(destination{name: x.Name, addr: x.Addr, port: x.Port})
+}
+
 // Text says the proxy in one line.
 func (p Proxy) Text() string {
 	text := "connections go through " + p.String()

@@ -24,6 +24,10 @@ type Answer struct {
 	Entry  string            `json:"entry,omitempty"`
 	// Checks are what is judged of an allowed target when it is used.
 	Checks []string `json:"checks,omitempty"`
+	// Proxy is the upstream proxy that carries an allowed target, without its credentials.
+	Proxy string `json:"proxy,omitempty"`
+	// Unjudged says that the proxy looks the name up: nobody judges where it leads.
+	Unjudged bool `json:"unjudged,omitempty"`
 	// Unknown says why the engine does not tell what is in the network of mode network: a
 	// container of it is allowed also where Allowed is false.
 	Unknown string `json:"unknown,omitempty"`
@@ -38,7 +42,7 @@ func Why(ctx context.Context, j Job, target string) (Answer, error) {
 	if p.host.Mounts, err = mounts.Probe(j.Harness, mounts.ProbePaths{Home: homeFolder(j.getenv)}); err != nil {
 		return Answer{}, asError(err)
 	}
-	if err := p.probePresets(); err != nil {
+	if err := errors.Join(p.probePresets(), p.probeProxy()); err != nil {
 		return Answer{}, err
 	}
 	t, err := netpolicy.ParseTarget(target)
@@ -69,9 +73,13 @@ func Why(ctx context.Context, j Job, target string) (Answer, error) {
 	if container {
 		v = netpolicy.Verdict{Reason: netpolicy.RefusedUnlisted, Why: "no host has such a name, and no running container of the network"}
 	}
+	via := p.via(t, v)
 	a := Answer{
 		Target: t.String(), Allowed: v.Allowed, Mode: policy.Mode, Rule: v.Rule,
-		Reason: v.Reason, Why: v.Why, Entry: v.Entry, Checks: v.Checks(t),
+		Reason: v.Reason, Why: v.Why, Entry: v.Entry, Checks: v.Checks(t, via),
+	}
+	if via != nil {
+		a.Proxy, a.Unjudged = via.String(), t.Name != "" && via.Resolves()
 	}
 	if v.Allowed || v.Reason != netpolicy.RefusedUnlisted && t.Name != "" || policy.Mode != netpolicy.AttachNetwork {
 		return a, nil
@@ -86,6 +94,17 @@ func Why(ctx context.Context, j Job, target string) (Answer, error) {
 		a.Unknown = unknown.Error()
 	}
 	return a, nil
+}
+
+// via is the proxy that carries an allowed target, nil for none. What mode network reaches
+// directly, and host services, go past it.
+func (p *prepared) via(t netpolicy.Target, v netpolicy.Verdict) *netpolicy.Proxy {
+	proxy := p.host.Proxy
+	direct := t.Name == "" && p.host.Network != nil || v.HostPort != 0
+	if proxy == nil || !v.Allowed || direct || !proxy.Carries(t) {
+		return nil
+	}
+	return proxy
 }
 
 // probeAttached asks the engine for the network of mode network. ReasonPolicy says that
@@ -134,6 +153,13 @@ func (a Answer) Text() string {
 		return b.String()
 	}
 	fmt.Fprintf(&b, "allowed  %s, by %s\n", a.Target, a.Rule)
+	if a.Proxy != "" {
+		fmt.Fprintf(&b, "through  %s", a.Proxy)
+		if a.Unjudged {
+			b.WriteString(", which looks the name up: where it leads is not judged")
+		}
+		b.WriteByte('\n')
+	}
 	for _, c := range a.Checks {
 		fmt.Fprintf(&b, "checked  %s\n", c)
 	}

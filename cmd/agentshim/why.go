@@ -20,8 +20,10 @@ func newWhy() *cobra.Command {
 		Long: "Say whether the file lets the agent reach TARGET, and by which rule or for which\n" +
 			"reason not. TARGET is NAME[:PORT], ADDRESS[:PORT] or [ADDRESS]:PORT; the port is 443\n" +
 			"unless given. Nothing is looked up or dialled: where a name leads is judged when the\n" +
-			"agent connects. The answer comes from the code that decides then. In mode network the\n" +
-			"engine is asked for the network's containers.\n\n" +
+			"agent connects, and not at all behind an upstream proxy that looks names up, which the\n" +
+			"answer then says. The answer comes from the code that decides then. In mode network the\n" +
+			"engine is asked for the network's containers. What the file has to accept is not looked\n" +
+			"at: agentshim plan does that.\n\n" +
 			"TARGET can also be syscall:CALL[,ARGUMENT=VALUE...], as agentshim seccomp explain has it.\n\n" +
 			"The exit code is 0 for an allowed target, and 1 for a refused one or a call that is\n" +
 			"allowed with some arguments only.",
