@@ -27,7 +27,8 @@ const (
 )
 
 // UserNetwork is the network that one of these programs makes: its host and its resolver
-// are closed, and nobody else is in it (slirp4netns(1)).
+// are closed, and nobody else is in it (slirp4netns(1)). It has IPv6 where the file allows a
+// range of it. That Podman takes this program and no other, the caller has to know.
 func UserNetwork(program string, ipv6 bool) netpolicy.Network {
 	n := netpolicy.Network{
 		Name: program, Interface: userInterface, Subnets: []netip.Prefix{netip.MustParsePrefix(userSubnet)},
@@ -40,8 +41,9 @@ func UserNetwork(program string, ipv6 bool) netpolicy.Network {
 	return n
 }
 
-// NetworkMode is the engine's word for the run's network. The host's loopback is closed in
-// it by name, whatever the engine's configuration says: by the packet rules it is, too.
+// NetworkMode is the engine's word for the run's network: "none" in every mode but network.
+// For slirp4netns and pasta the host's loopback is closed in it by name, whatever the engine's
+// configuration says, and by the packet rules, too. For a bridge only they close the host.
 func (p Plan) NetworkMode() string {
 	n := p.Egress.Network
 	switch {
@@ -78,9 +80,9 @@ func (c *compiler) networkNotes(n netpolicy.Network) {
 
 // networkText is the attached network for people.
 func networkText(n netpolicy.Network) string {
-	siblings := "no other containers"
+	directly := "the allowed ranges"
 	if n.Siblings {
-		siblings = "its containers and the allowed ranges directly"
+		directly = "its containers and " + directly
 	}
-	return fmt.Sprintf("network %s (%s, %v): %s; names go to agentshim, all else is refused", n.Name, n.Interface, n.Subnets, siblings)
+	return fmt.Sprintf("network %s (%s, %v): %s directly; names go to agentshim, all else is refused", n.Name, n.Interface, n.Subnets, directly)
 }
