@@ -21,7 +21,8 @@ func newEgress() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "egress", Short: "Read a run's egress log", Args: cobra.NoArgs,
 		Long: "Read a run's egress log: what the harness tried to reach, and what was decided. Runs\n" +
-			"whose egress.mode is not deny-all have one.",
+			"whose egress.mode is not deny-all have one; that of steps is their session's. What an\n" +
+			"egress.mode network reaches directly is not in it.",
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	cmd.AddCommand(newTail(), newVerify(), newSuggest())
@@ -36,7 +37,8 @@ func newVerify() *cobra.Command {
 			"the digest of the one before it. The digest of the last line, the head, must be the one\n" +
 			"in the run's record (for a file, in a record.json beside it), and the one given.\n" +
 			"A file's name has a slash or a dot in it, e.g. ./FILE.\n" +
-			"Without any head, a log that was written anew as a whole is not found out.\n\n" +
+			"Without any head, a log that was written anew as a whole is not found out, nor is one\n" +
+			"whose record was written anew with it: keep the head elsewhere, and give it.\n\n" +
 			"Exit code 1 names the first line that is wrong, or says that the last one is missing.\n" +
 			"The log of a run that still goes on has no last line yet.",
 		Example: "  agentshim egress verify 4f1c9a0be2d37786\n" +
@@ -66,7 +68,8 @@ func newSuggest() *cobra.Command {
 		Long: "Print the entries that would have permitted what an ended run was refused, as they stand\n" +
 			"in a harness file, to be added to its own. Read them before you take any: the harness\n" +
 			"chose what to ask for. What a deny entry refused is left out, and so are addresses\n" +
-			"that a name led to and that only an entry of their own opens. The log is verified first.\n\n" +
+			"that a name led to and that only an entry of their own opens. The log is verified first;\n" +
+			"where it does not have everything, standard error says so.\n\n" +
 			"Of a name that does not exist inside, only the question is known: it stands with port\n" +
 			"443, and where it leads is not known yet. Run again with it to see what else is refused.",
 		Example: "  agentshim egress suggest 4f1c9a0be2d37786",

@@ -66,10 +66,12 @@ func newExec() *cobra.Command {
 			"LANG and TZ go along. The terminal's mode is restored however the run ends, unless\n" +
 			"agentshim itself is killed by SIGKILL; then type reset.\n\n" +
 			"With --session it is a step of a session that agentshim up made, of the session's harness;\n" +
-			"all of this holds for it, too.\n\n" +
+			"all of this holds for it, too. The file and what replaces it in the container, --engine,\n" +
+			"--image and --workspace, are the session's, and so are the egress and its log.\n\n" +
 			"With --container the harness runs in a container that someone else started, where the file\n" +
 			"accepts \"attached-container\". Nothing of it is agentshim's doing or promise: what it is, is\n" +
-			"looked at and said on standard error first. Streams, signals, timeout and record are a run's.",
+			"looked at and said on standard error first. Streams, signals, timeout and record are a run's.\n" +
+			"--image, --workspace, --output-file and --learn-egress can't be had there.",
 		Example: "  agentshim exec --spec harness.json -- fix the failing test\n" +
 			"  agentshim exec --spec harness.json --workspace . --model small < task.md\n" +
 			"  agentshim exec --spec harness.json --command -- sh -l\n" +
@@ -85,9 +87,9 @@ func newExec() *cobra.Command {
 	cmd.Flags().StringVar(&f.overrides.WorkingDir, "working-dir", "", "working folder in the container, instead of the file's")
 	cmd.Flags().StringVar(&f.result, "result", "", "write the run's record to this file")
 	cmd.Flags().StringVar(&f.overrides.OutputFile, "output-file", "", "append this file of the container's to the one that DAGU_OUTPUT_FILE names")
-	cmd.Flags().BoolVar(&f.quiet, "quiet", false, "say nothing but errors and what was planted in the workspace")
+	cmd.Flags().BoolVar(&f.quiet, "quiet", false, "say nothing but errors, what was planted in the workspace, and what a container of someone else's leaves open")
 	cmd.Flags().BoolVar(&f.command, "command", false, "the words behind -- are an argv that runs instead of the harness")
-	cmd.Flags().StringVar(&f.learn, "learn-egress", "", "run in egress mode open, and write the allow list of what was used to this file, for review")
+	cmd.Flags().StringVar(&f.learn, "learn-egress", "", "run in egress mode open, and write the allow list of what was used to this new file, for review")
 	cmd.Flags().BoolVar(&f.wildcards, "learn-wildcards", false, "with --learn-egress: one wildcard for several names below the same name")
 	cmd.Flags().IntVar(&f.temporary, "temporary-code", 0, "exit code instead of 125 where a retry can help (1 to 255)")
 	return cmd

@@ -26,10 +26,12 @@ func newUp() *cobra.Command {
 		Long: "Start a container in which steps run one after another or at the same time\n" +
 			"(agentshim exec --session). When it is proven and ready, the session's id is printed,\n" +
 			"alone, on standard output; a process in the background, its keeper, goes on holding it.\n\n" +
-			"The words behind -- are a program that runs there from the start to the end, such as a\n" +
-			"server that the steps use; what it writes goes to the keeper's log. session.ready in the\n" +
-			"file says what to wait for, session.idle and session.maximum when the session ends by\n" +
-			"itself. Steps share the container's files, home and network: they are one trust domain.",
+			"The words behind -- are a program that runs there from the start, such as a server that\n" +
+			"the steps use; the first MiB of what it writes goes to the keeper's log. The session goes\n" +
+			"on when it ends. session.ready in the file says what to wait for, for ten minutes at most;\n" +
+			"session.idle and session.maximum when the session ends by itself: without them it lives\n" +
+			"until agentshim down. Steps share the container's files, home and network: they are one\n" +
+			"trust domain.",
 		Example: "  id=$(agentshim up --spec harness.json --name work)\n" +
 			"  agentshim exec --session work -- fix the failing test\n" +
 			"  agentshim down work",
@@ -85,7 +87,8 @@ func newDown() *cobra.Command {
 		Use: "down SESSION", Short: "End a session", Args: cobra.ExactArgs(1),
 		Long: "End a session, given by its id or name, and return when its container is gone. Steps\n" +
 			"that run get TERM; what is left after stopGrace is killed. What a run says at its end,\n" +
-			"down says. A session that has ended already is no error.",
+			"down says. The id of a session that has ended already is no error, its name is: another\n" +
+			"session may have it by now. One that fails meanwhile, or lost its keeper, gives its reason.",
 		Example: "  agentshim down work",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			store, err := shim.OpenStore(nil)
@@ -105,8 +108,9 @@ func newPs() *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use: "ps", Short: "List your sessions", Args: cobra.NoArgs,
-		Long: "List your sessions, oldest first. A session is lost when its keeper is gone and wrote no\n" +
-			"end; agentshim down or prune removes what it left.",
+		Long: "List your sessions, oldest first. A session is silent when its keeper does not answer\n" +
+			"within two seconds, and lost when its keeper is gone and wrote no end; agentshim down or\n" +
+			"prune removes what it left. Those that have ended are in agentshim runs.",
 		Example: "  agentshim ps\n  agentshim ps --json",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			store, err := shim.OpenStore(nil)
