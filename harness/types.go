@@ -308,18 +308,22 @@ type Resources struct {
 
 // Session rules a container shared by several steps.
 type Session struct {
-	// Idle ends the session when nothing ran for so long.
+	// Idle ends the session when no step has run for so long; its own program is none.
+	// Default: never.
 	Idle string `json:"idle,omitempty" jsonschema:"minLength=1"`
-	// Maximum ends the session after so long.
+	// Maximum ends the session so long after its container is proven, ready or not.
+	// Default: never.
 	Maximum string `json:"maximum,omitempty" jsonschema:"minLength=1"`
-	// Ready says when the session is ready.
+	// Ready says when the session is ready. One that is not after ten minutes ends. Default: at
+	// once, or when its own program runs.
 	Ready *Ready `json:"ready,omitempty"`
 }
 
 // Ready says when a session is ready.
 type Ready struct {
-	// Port is ready when something listens on it.
+	// Port is ready when something listens on it inside, on 127.0.0.1 or ::1.
 	Port int `json:"port,omitempty" jsonschema:"minimum=1,maximum=65535"`
-	// Command is ready when it exits with 0.
+	// Command is ready when it exits with 0. Until then it runs again and again, for 30
+	// seconds at most each time.
 	Command []string `json:"command,omitempty" jsonschema:"minLength=1"`
 }

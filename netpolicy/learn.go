@@ -12,16 +12,17 @@ import (
 
 // Learner collects from the lines of a log what an allow list would have to hold. It
 // takes names and addresses as the log has them: only VerifyLog knows whether that is
-// what the gateway wrote.
+// what the gateway wrote. The list holds what the sandbox chose to ask for, not what it
+// should have: somebody has to read it.
 type Learner struct {
 	table *Table
 	rules []Rule
-	// Missed counts the lines that no entry stands for: what was only counted, and what
-	// can't be allowed.
+	// Missed counts lines, not decisions, that no entry stands for: those that say that some
+	// decisions are only counted, and what can't be allowed. Above 0 the list is not all.
 	Missed int
 }
 
-// NewLearner is for the log of a run of that policy.
+// NewLearner is for the log of a run of that policy. Wanted does not look at the policy.
 func NewLearner(p Policy) *Learner { return &Learner{table: p.Table()} }
 
 // Used takes what the line permitted: the name or address with its port, and the entry

@@ -48,7 +48,7 @@ const (
 
 // LogLine is one line of an egress log. Fields with nothing to say are left out of
 // the JSON; V, Seq, Time, Run, Event and Prev are always there, Prev but for the
-// first line.
+// first line. Texts are cut at some hundred bytes.
 type LogLine struct {
 	V    int       `json:"v"`
 	Seq  uint64    `json:"seq"` // the line's number, from 1
@@ -61,19 +61,20 @@ type LogLine struct {
 	Conn  uint64    `json:"conn,omitzero"`
 	// Count is how many equal events there were with this one, where some of those
 	// before it were only counted.
-	Count    uint64  `json:"count,omitzero"`
-	Name     string  `json:"name,omitzero"`
-	Addr     string  `json:"addr,omitzero"`
-	Port     int     `json:"port,omitzero"`
-	Verdict  string  `json:"verdict,omitzero"`
-	Rule     string  `json:"rule,omitzero"`
-	Reason   Refusal `json:"reason,omitzero"`
-	Why      string  `json:"why,omitzero"`
-	Entry    string  `json:"entry,omitzero"`
-	Detail   string  `json:"detail,omitzero"`
-	Sent     int64   `json:"sent,omitzero"`
-	Received int64   `json:"received,omitzero"`
-	Micros   int64   `json:"micros,omitzero"`
+	Count   uint64  `json:"count,omitzero"`
+	Name    string  `json:"name,omitzero"`
+	Addr    string  `json:"addr,omitzero"`
+	Port    int     `json:"port,omitzero"`
+	Verdict string  `json:"verdict,omitzero"`
+	Rule    string  `json:"rule,omitzero"`
+	Reason  Refusal `json:"reason,omitzero"`
+	Why     string  `json:"why,omitzero"`
+	Entry   string  `json:"entry,omitzero"`
+	Detail  string  `json:"detail,omitzero"`
+	// Sent and Received are bytes from and to the sandbox, Micros microseconds, of an end.
+	Sent     int64 `json:"sent,omitzero"`
+	Received int64 `json:"received,omitzero"`
+	Micros   int64 `json:"micros,omitzero"`
 	// Totals stand in the last line.
 	Totals *Totals `json:"totals,omitempty"`
 	// Prev is the SHA-256 of the line before, in hexadecimal, without its line feed.
@@ -91,7 +92,8 @@ type Totals struct {
 }
 
 // Head says what a log holds. Whoever has the SHA-256 of the last line can tell
-// that no line was changed, added or cut off.
+// that no line was changed, added or cut off. It proves nothing where it lies beside the log:
+// who can write both can write both anew.
 type Head struct {
 	Lines  uint64 `json:"lines"`
 	SHA256 string `json:"sha256"`
@@ -103,7 +105,9 @@ type Head struct {
 // it outlives agentshim, and a power cut only if the kernel came to write it.
 //
 // Of equal events the first few have a line, then the 2^nth: floods are counted.
-// The file never grows beyond MaxLog. Decisions that have no line are in the totals.
+// The file never grows beyond MaxLog. Decisions that have no line are in the totals. So not
+// every target has a line: behind 4096 different events of a verdict, or where there is no more
+// room, one can be counted only, and is permitted all the same. A line says from where on.
 //
 // A log that can't be written fails closed. The first error stays: every Write
 // returns it, and whoever decides must let nothing through any more, what is open

@@ -38,7 +38,9 @@ type Proxy struct {
 	Scheme string `json:"scheme"`
 	// Address is its HOST:PORT. It may be anywhere, also on the host's loopback.
 	Address string `json:"address"`
-	// NoProxy lists what is dialled without it, as NO_PROXY does.
+	// NoProxy lists what is dialled without it, as NO_PROXY does: names with all below them,
+	// addresses, ranges, each with a port or without, or * for everything. Loopback
+	// addresses are never asked of it.
 	NoProxy string `json:"noProxy,omitempty"`
 }
 
@@ -70,7 +72,9 @@ func (p Proxy) Text() string {
 // NoProxy does not leave out. One that resolves is asked for names, and nobody judges the
 // addresses that they lead to. What has no name, and what a name leads to on this host for
 // one that does not resolve, is judged, then asked for by its address. What the
-// sandbox says to a target is judged as without a proxy.
+// sandbox says to a target is judged as without a proxy. That the proxy connects to what it
+// was asked for, and that nobody reads the credentials of one that is not asked over TLS,
+// it does not guarantee.
 type Upstream struct {
 	proxy Proxy
 	user  *url.Userinfo
@@ -80,7 +84,8 @@ type Upstream struct {
 	through func(*url.URL) (*url.URL, error)
 }
 
-// NewUpstream is for a proxy and its credentials, nil where it needs none.
+// NewUpstream is for a proxy and its credentials, nil where it needs none. Nothing is dialled:
+// a proxy that can't be used, or of another scheme, shows as RefusedProxy in each connection.
 func NewUpstream(p Proxy, user *url.Userinfo) *Upstream {
 	// The scheme takes no part in what goes through it.
 	config := httpproxy.Config{HTTPSProxy: "http://" + p.Address, NoProxy: p.NoProxy}

@@ -34,8 +34,9 @@ type EgressRecord struct {
 type EgressLearned struct {
 	// Allow are entries for egress.allow.
 	Allow []json.RawMessage `json:"allow"`
-	// Missed counts what no entry stands for: log lines that can't be one, and the note that
-	// the log is full, behind which decisions are only counted.
+	// Missed counts the log's lines that no entry stands for: what can't be allowed, and the
+	// notes that decisions are only counted from there on, for more targets than are told apart
+	// or for a full log. Above 0 the list is not all.
 	Missed int `json:"missed,omitempty"`
 }
 

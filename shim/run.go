@@ -58,9 +58,10 @@ type Job struct {
 	// end the run: before the harness runs at once, then by passing the signal on. While
 	// its commits are taken, INT and TERM leave them for Store.TakeGit.
 	Signals <-chan os.Signal
-	// LearnEgress runs in egress mode open, whatever the file says, and has the record say
-	// which allow list would have permitted what was used; LearnWildcards lets that list hold
-	// wildcards. The content of connections is checked as with an allow list.
+	// LearnEgress runs in egress mode open, whatever the file says but network, which is
+	// refused, and has the record say which allow list would have permitted what was used;
+	// LearnWildcards lets that list hold wildcards. The content of connections is checked as
+	// with an allow list.
 	LearnEgress, LearnWildcards bool
 	// Progress gets an image pull's output; nil for none.
 	Progress io.Writer

@@ -22,7 +22,8 @@ type SessionRecord struct {
 	// step of it.
 	ID   string `json:"id"`
 	Name string `json:"name,omitempty"`
-	// Steps counts those that ran, for the session itself.
+	// Steps counts those of clients that began, for the session itself: not its own program,
+	// nor what asked whether it is ready.
 	Steps int `json:"steps,omitempty"`
 	// Ended says why the session ended: down, idle, maximum or signal; empty while it
 	// runs and where something failed. A step has it where that ended the step.
@@ -40,7 +41,9 @@ const (
 // SessionState says what a session's keeper tells.
 type SessionState string
 
-// The states. A session is lost when its keeper is gone and wrote no end.
+// The states. A session is starting until it is ready, and ending from when something ends
+// it. It is silent when its keeper lives and does not answer within two seconds, lost when
+// its keeper is gone and wrote no end. One that has ended is none any more.
 const (
 	SessionStarting SessionState = "starting"
 	SessionReady    SessionState = "ready"
@@ -49,7 +52,8 @@ const (
 	SessionLost     SessionState = "lost"
 )
 
-// SessionInfo is one session of the caller's.
+// SessionInfo is one session of the caller's. Running and Steps are 0 where the keeper does
+// not answer, Engine, Image and Start empty where its record can't be read.
 type SessionInfo struct {
 	ID     string       `json:"id"`
 	Name   string       `json:"name,omitempty"`
@@ -73,7 +77,9 @@ const lookTimeout = 2 * time.Second
 // silence is after how long one that has to answer is taken for stuck.
 const silence = 10 * time.Second
 
-// Sessions lists the caller's sessions with this runtime folder, oldest first.
+// Sessions lists the caller's sessions with this runtime folder, oldest first. It asks one
+// keeper after another, so each that is silent costs two seconds. Its error has the reason
+// state: the runtime folder can't be read.
 func (s Store) Sessions() ([]SessionInfo, error) {
 	entries, err := os.ReadDir(s.folders.runtime)
 	if err != nil {

@@ -42,8 +42,12 @@ type keeperStart struct {
 // keeper has to say until then goes to say. The keeper goes on without the caller: it
 // holds none of the caller's descriptors and is in a session of its own.
 //
-// With an error, the session is gone. When ctx ends before the session is ready, it is
-// ended.
+// With an error there is no session, or it is ending; its record and its keeper's log stay.
+// When ctx ends before the session is ready, it is ended. Behind a nil error nothing of the
+// caller's end ends it: that is for Store.Down, session.idle and session.maximum.
+//
+// name may be empty; else it is up to 63 letters, digits, dots, dashes and underscores that no
+// other session of the caller's with this runtime folder has (reasons spec-invalid, session).
 func Up(ctx context.Context, j Job, name string, quiet bool, say io.Writer) (string, error) {
 	j = j.withDefaults()
 	if err := checkSessionName(name); err != nil {
@@ -216,7 +220,9 @@ func (l *upLink) last(r reply) {
 // keeperGC keeps a keeper's heap near its live size: it does little for a long time.
 const keeperGC = 25
 
-// Keep is the whole life of a session's keeper. Its one inherited descriptor is conn.
+// Keep is the whole life of a session's keeper. Its one inherited descriptor is conn. It
+// returns when the container is gone and the record is written, with the error of a session
+// that failed; Up has that error too, while it waits.
 func Keep(ctx context.Context, conn *os.File, o KeepOptions) error {
 	c, err := net.FileConn(conn)
 	conn.Close()

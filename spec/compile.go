@@ -29,8 +29,8 @@ type Options struct {
 	Terminal map[string]string
 	// PromptPath holds the prompt with promptMode file; empty is PromptPath.
 	PromptPath string
-	// LearnEgress has the run in egress mode open, whatever the file says, with the checks
-	// of an allow-list.
+	// LearnEgress has the run in egress mode open, whatever the file says but network, which
+	// is refused, with the checks of an allow-list.
 	LearnEgress bool
 }
 
