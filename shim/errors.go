@@ -107,7 +107,7 @@ func Reasons() []ReasonInfo {
 		{ReasonEngineLost, true, "The engine or its client went away during the run."},
 		{ReasonEgressLost, true, "The egress gateway or its log could not go on during the run."},
 		{ReasonOutputClosed, false, "Standard output can't be written. Exit code 141 when its reader went away."},
-		{ReasonSession, false, "There is no such session, its name is taken, or it did not become ready."},
+		{ReasonSession, false, "There is no such session, its name is taken, or it did not become ready, or does not end."},
 		{ReasonSessionBusy, true, "The session runs as many steps as it can."},
 		{ReasonSessionLost, true, "The session, or what watches the step in it, went away during the step."},
 		{ReasonContainer, false, "The container of --container is not there, does not run, can't be entered, or is agentshim's own."},

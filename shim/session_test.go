@@ -1,6 +1,7 @@
 package shim
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"io"
@@ -79,6 +80,41 @@ func TestDownNotRemoved(t *testing.T) {
 			}
 			if r, err := s.Run(id); err != nil || r.State != c.state {
 				t.Errorf("%s %v", r.State, err)
+			}
+		})
+	}
+}
+
+// TestTakeSession: the keeper goes on with a session that was taken, and ends one that was not.
+func TestTakeSession(t *testing.T) {
+	full := errors.New("no space")
+	for name, take := range map[string]error{"taken": nil, "not taken": full} {
+		t.Run(name, func(t *testing.T) {
+			up, file, err := socketPair()
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer up.Close()
+			keeper, err := net.FileConn(file)
+			if err := errors.Join(err, file.Close()); err != nil {
+				t.Fatal(err)
+			}
+			link := &upLink{log: io.Discard, conn: newKeeperConn(keeper), heard: make(chan struct{})}
+			ctx, cancel := context.WithCancelCause(t.Context())
+			defer cancel(nil)
+			go link.watch(keeper, cancel)
+			ready := make(chan error, 1)
+			go func() { ready <- link.ready("x") }()
+			if err := hearKeeper(t.Context(), wire.NewConn(up, up), "", io.Discard); err != nil {
+				t.Fatal(err)
+			}
+			id := ""
+			if err := takeSession(up, "x", func(got string) error { id = got; return take }); id != "x" || !errors.Is(err, take) {
+				t.Fatalf("%q %v", id, err)
+			}
+			up.Close()
+			if err := <-ready; errors.Is(err, ReasonInterrupted) != (take != nil) || (ctx.Err() != nil) != (take != nil) {
+				t.Errorf("the keeper: %v, %v", err, context.Cause(ctx))
 			}
 		})
 	}

@@ -37,45 +37,60 @@ type keeperStart struct {
 	Environ  [][]byte `json:"environ,omitempty"`
 }
 
-// Up starts a session of j's harness and returns its id once it is ready: its container is
-// proven, its own program (Job.Command, if any) runs, and session.ready holds. What its
+// Up starts a session of j's harness and has take know its id once it is ready: its container
+// is proven, its own program (Job.Command, if any) runs, and session.ready holds. What its
 // keeper has to say until then goes to say. The keeper goes on without the caller: it
 // holds none of the caller's descriptors and is in a session of its own.
 //
-// With an error there is no session, or it is ending; its record and its keeper's log stay.
-// When ctx ends before the session is ready, it is ended. Behind a nil error nothing of the
-// caller's end ends it: that is for Store.Down, session.idle and session.maximum.
+// With an error there is no session any more, or the keeper does not answer; its record and its
+// keeper's log stay. Take's error is Up's: a session that nobody knows is ended, and so is one
+// whose caller ends, or ctx, before it was taken. Later no end of the caller's ends it: that
+// is for Store.Down, session.idle and session.maximum.
 //
 // name may be empty; else it is up to 63 letters, digits, dots, dashes and underscores that no
 // other session of the caller's with this runtime folder has (reasons spec-invalid, session).
-func Up(ctx context.Context, j Job, name string, quiet bool, say io.Writer) (string, error) {
+func Up(ctx context.Context, j Job, name string, quiet bool, say io.Writer, take func(id string) error) error {
 	j = j.withDefaults()
 	if err := checkSessionName(name); err != nil {
-		return "", err
+		return err
 	}
 	f, err := openFolders(j.getenv, homeFolder(j.getenv))
 	if err != nil {
-		return "", err
+		return err
 	}
 	start := keeperStart{ID: newRunID(), Name: name, Service: bytesOf(j.Command), SpecPath: j.SpecPath, Quiet: quiet}
 	conn, err := f.startKeeper(start.ID)
 	if err != nil {
-		return "", err
+		return err
 	}
 	defer conn.Close()
-	// The keeper ends the session when it reads the end before it is ready.
-	defer context.AfterFunc(ctx, func() { _ = conn.Conn.(*net.UnixConn).CloseWrite() })()
+	// The keeper ends the session when it reads the end before the session was taken.
+	end := func() { _ = conn.Conn.(*net.UnixConn).CloseWrite() }
+	defer context.AfterFunc(ctx, end)()
 	if err := tellKeeper(conn.wire, j, start); err != nil && ctx.Err() == nil {
-		return "", &Error{Reason: ReasonInternal, Msg: "the session's keeper", Err: err}
+		return &Error{Reason: ReasonInternal, Msg: "the session's keeper", Err: err}
 	}
-	if err := hearKeeper(ctx, conn.wire, f.keeperLog(start.ID), say); err != nil {
-		return "", err
+	hear := func() error { return hearKeeper(ctx, conn.wire, f.keeperLog(start.ID), say) }
+	if err := hear(); err != nil {
+		return err
 	}
-	// The keeper ends a session whose start nobody heard of.
-	if _, err := conn.Conn.Write([]byte{0}); err != nil {
-		return "", &Error{Reason: ReasonInterrupted, Msg: "ended on request", Err: err}
+	if err := takeSession(conn, start.ID, take); err != nil {
+		end()
+		_ = hear() // the keeper's last word comes when the session is gone
+		return err
 	}
-	return start.ID, nil
+	return nil
+}
+
+// takeSession has the caller know a session, and then tells the keeper.
+func takeSession(keeper io.Writer, id string, take func(id string) error) error {
+	if err := take(id); err != nil {
+		return err
+	}
+	if _, err := keeper.Write([]byte{0}); err != nil {
+		return &Error{Reason: ReasonInterrupted, Msg: "ended on request", Err: err}
+	}
+	return nil
 }
 
 func bytesOf(list []string) [][]byte {

@@ -25,7 +25,8 @@ func newUp() *cobra.Command {
 		Short: "Start a session: one container for several steps",
 		Long: "Start a container in which steps run one after another or at the same time\n" +
 			"(agentshim exec --session). When it is proven and ready, the session's id is printed,\n" +
-			"alone, on standard output; a process in the background, its keeper, goes on holding it.\n\n" +
+			"alone, on standard output; a process in the background, its keeper, goes on holding it.\n" +
+			"Where the id can't be printed, the session is ended.\n\n" +
 			"The words behind -- are a program that runs there from the start, such as a server that\n" +
 			"the steps use; the first MiB of what it writes goes to the keeper's log. The session goes\n" +
 			"on when it ends. session.ready in the file says what to wait for, for ten minutes at most;\n" +
@@ -44,12 +45,12 @@ func newUp() *cobra.Command {
 				return err
 			}
 			job.Command = args
-			id, err := shim.Up(cmd.Context(), job, name, quiet, os.Stderr)
-			if err != nil {
-				return err
-			}
-			_, err = fmt.Fprintln(cmd.OutOrStdout(), id)
-			return err
+			return shim.Up(cmd.Context(), job, name, quiet, os.Stderr, func(id string) error {
+				if _, err := fmt.Fprintln(cmd.OutOrStdout(), id); err != nil {
+					return &shim.Error{Reason: shim.ReasonOutputClosed, Msg: "the session is ended: its id can't be printed", Err: err}
+				}
+				return nil
+			})
 		},
 	}
 	f.register(cmd)
