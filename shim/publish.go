@@ -25,7 +25,8 @@ type PublishRecord struct {
 }
 
 // published are a run's ports on the host. They are taken before anything is started, so
-// that one in use refuses the run, and listened on when the sandbox is proven. Nil is none.
+// that one in use refuses the run, and listened on when the sandbox is proven. Until then who
+// has SO_REUSEADDR set, too, can listen there first, which refuses the run then. Nil is none.
 type published struct{ ports []*publishedPort }
 
 // publishedPort is bound, then a listener.
