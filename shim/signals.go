@@ -81,7 +81,7 @@ func causeOf(e wire.Exit, asked, killed bool) Cause {
 type running interface {
 	// order sends one number to init. It does not block.
 	order(kind wire.Kind, n uint32)
-	// abandon gives up output that nobody takes.
+	// abandon gives up output that nobody takes. It may wait for an engine that takes nothing.
 	abandon()
 	// cut ends the container, and its client if that does not end.
 	cut()
@@ -251,12 +251,12 @@ func (c *control) kill() {
 	h.order(wire.KindSignal, uint32(unix.SIGKILL))
 	c.end = startCountdown(killTimeout, func() {
 		defer c.terminal.guard()
-		h.abandon()
 		c.mu.Lock()
-		defer c.mu.Unlock()
 		if c.harness != nil {
 			c.end = startCountdown(killTimeout, h.cut)
 		}
+		c.mu.Unlock()
+		h.abandon() // last: the cut ends its wait
 	})
 }
 

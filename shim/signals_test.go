@@ -125,6 +125,34 @@ func TestControl(t *testing.T) {
 	}
 }
 
+// stuck is a harness behind an engine that takes nothing: to give its output up waits until
+// it is cut.
+type stuck struct {
+	steered
+	over chan struct{}
+}
+
+func (s *stuck) abandon() { <-s.over }
+
+func (s *stuck) cut() {
+	s.steered.cut()
+	close(s.over)
+}
+
+// TestControlCutsWhatIsStuck: a timeout and a signal end such a run, too.
+func TestControlCutsWhatIsStuck(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newControl(Job{Harness: harness.Harness{StopGrace: "2s"}}, func(error) { t.Error("cancelled") })
+		h := &stuck{steered{start: time.Now(), at: map[string]time.Duration{}}, make(chan struct{})}
+		c.started(h, false, time.Second)
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		if want := 3*time.Second + 2*killTimeout; h.at["cut"] != want {
+			t.Errorf("cut after %v, want %v", h.at["cut"], want)
+		}
+	})
+}
+
 // TestControlEnds: what comes once the harness has ended changes nothing.
 func TestControlEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
