@@ -188,7 +188,11 @@ func (p *prepared) runAttached(ctx context.Context, rec *Record) (err error) {
 	if err == nil && rec.Harness.Lost {
 		err = &Error{Reason: ReasonInitLost, Msg: "what watched the harness was killed, and its processes with it"}
 	}
-	return errors.Join(err, c.leave())
+	left := c.leave()
+	if errors.As(left, &leftBehind{}) {
+		return errors.Join(left, err)
+	}
+	return errors.Join(err, left)
 }
 
 // enter starts init and says what the container is.

@@ -54,7 +54,7 @@ func (d *docker) enter(ctx context.Context, e entry) (attached, func() error, er
 	}
 	x, err := d.api.exec(ctx, e, fmt.Sprintf("/proc/%d/exe", pid))
 	if err != nil {
-		return nil, nil, errors.Join(err, h.release())
+		return nil, nil, errors.Join(h.release(), err)
 	}
 	return x, h.release, nil
 }
@@ -78,7 +78,7 @@ func (d *docker) hold(ctx context.Context, e entry) (*holder, int, error) {
 	}
 	pid, err := h.pid(ctx)
 	if err != nil {
-		return nil, 0, errors.Join(err, h.release())
+		return nil, 0, errors.Join(h.release(), err)
 	}
 	return h, pid, nil
 }

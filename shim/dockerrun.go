@@ -65,7 +65,7 @@ func (d *docker) run(ctx context.Context, name string, body spec.DockerContainer
 	defer stop()
 	r, err := d.createAndStart(lasting, ctx, name, body, made)
 	if err != nil {
-		return nil, errors.Join(err, removeContainer(context.WithoutCancel(ctx), d, name))
+		return nil, errors.Join(removeContainer(context.WithoutCancel(ctx), d, name), err)
 	}
 	return r, nil
 }

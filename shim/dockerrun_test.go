@@ -14,6 +14,8 @@ import (
 	"testing/iotest"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/agentshim/agentshim/spec"
 )
 
@@ -201,6 +203,30 @@ func TestDockerRunFails(t *testing.T) {
 				t.Errorf("%v, want %q", err, tc.want)
 			}
 		})
+	}
+}
+
+// TestDockerRunLeft: a container that may still be there goes before why it was given up, also
+// before the caller's wish to end: by that reason prune looks for it.
+func TestDockerRunLeft(t *testing.T) {
+	stuck := removeSome
+	stuck.err = &EngineError{Argv: stuck.argv, Err: context.DeadlineExceeded}
+	d := runDaemon{id: someContainer, status: map[string]int{"start": 500}}.start(t, stuck)
+	_, err := d.run(t.Context(), "some", spec.DockerContainer{}, noteNothing)
+	if ReasonOf(err) != ReasonEngineLost || !strings.Contains(err.Error(), "no luck") {
+		t.Error(err)
+	}
+	ctx, cancel := context.WithCancelCause(t.Context())
+	if got := interrupted(ctx, err); got.Error() != err.Error() {
+		t.Error(got)
+	}
+	cancel(SignalError{unix.SIGINT})
+	got := interrupted(ctx, err)
+	if ReasonOf(got) != ReasonEngineLost || !errors.Is(got, ReasonInterrupted) || HintOf(got) != HintOf(err) || ExitCode(got) != ExitRefused {
+		t.Error(got)
+	}
+	if got := interrupted(ctx, errors.New("no container")); ReasonOf(got) != ReasonInterrupted || ExitCode(got) != exitSignal+int(unix.SIGINT) {
+		t.Error(got)
 	}
 }
 

@@ -386,8 +386,15 @@ func removeContainer(ctx context.Context, a Adapter, name string) error {
 	if err == nil || gone(err) || strings.Contains(strings.ToLower(string(out.Stderr)), "is already in progress") {
 		return nil
 	}
-	return &Error{
+	return leftBehind{&Error{
 		Reason: ReasonEngineLost, Msg: fmt.Sprintf("container %s could not be removed", name), Err: err,
 		Hint: "agentshim prune tries again",
-	}
+	}}
 }
+
+// leftBehind is a container that may still be there. It stands before whatever else a run
+// failed with: Prune finds an ended run's by its reason.
+type leftBehind struct{ err error }
+
+func (l leftBehind) Error() string { return l.err.Error() }
+func (l leftBehind) Unwrap() error { return l.err }

@@ -432,12 +432,18 @@ func (r Record) failed(err error) Record {
 	return r
 }
 
-// interrupted names the caller's own wish to end as the reason.
+// interrupted names the caller's own wish to end as the reason, behind a container that may
+// still be there.
 func interrupted(ctx context.Context, err error) error {
 	if ctx.Err() == nil {
 		return err
 	}
-	return &Error{Reason: ReasonInterrupted, Msg: "ended on request", Err: context.Cause(ctx)}
+	ended := &Error{Reason: ReasonInterrupted, Msg: "ended on request", Err: context.Cause(ctx)}
+	var left leftBehind
+	if errors.As(err, &left) {
+		return errors.Join(left, ended)
+	}
+	return ended
 }
 
 // attach connects the run to the caller's signals and, if the harness gets one, terminal.
