@@ -109,6 +109,7 @@ func (c *container) drive(ctx context.Context, rec *Record) error {
 // runHarness takes a container, or a session's step, from launch to the harness's end.
 func (c *container) runHarness(rec *Record) error {
 	if err := c.launch(); err != nil {
+		c.p.control.over()
 		return err
 	}
 	c.p.phases.done("launch")
@@ -269,6 +270,9 @@ func (c *container) launch() error {
 	if c.p.terminal != nil {
 		size := c.p.terminal.size()
 		launch.Terminal = &size
+	}
+	if !c.p.control.launch() {
+		return &Error{Reason: ReasonInterrupted, Msg: "a signal came before the harness was started"}
 	}
 	c.p.launched = true
 	if err := c.send(func() error { return c.conn.SendJSON(wire.KindLaunch, launch) }); err != nil {

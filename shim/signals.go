@@ -88,7 +88,7 @@ type running interface {
 }
 
 // control steers one run from outside: the caller's signals and the timeout. Until
-// the harness runs, a signal to end cancels the run; from then on it is passed on,
+// the harness is started, a signal to end cancels the run; from then on it is passed on,
 // and stopGrace runs.
 type control struct {
 	cancel context.CancelCauseFunc
@@ -98,8 +98,12 @@ type control struct {
 	// suspend stops this process until someone continues it.
 	suspend func()
 
-	mu      sync.Mutex
-	harness running
+	mu sync.Mutex
+	// cancelled says that a signal has ended the run, launching that the harness may run by
+	// now: waiting are the signals that came since.
+	cancelled, launching bool
+	waiting              []syscall.Signal
+	harness              running
 	// attached says that the harness has the terminal.
 	attached bool
 	// hungUp says that the terminal is gone.
@@ -170,8 +174,18 @@ func (c *control) pass(sig syscall.Signal) {
 	case c.harness != nil:
 		c.harness.order(wire.KindSignal, uint32(sig))
 	case sig == unix.SIGQUIT:
-		c.cancel(SignalError{sig})
+		c.early(sig)
 	}
+}
+
+// early takes a signal to end before the harness runs.
+func (c *control) early(sig syscall.Signal) {
+	if c.launching {
+		c.waiting = append(c.waiting, sig)
+		return
+	}
+	c.cancelled = true
+	c.cancel(SignalError{sig})
 }
 
 // resize tells the harness's terminal the size of the caller's.
@@ -189,10 +203,19 @@ func (c *control) stop(sig syscall.Signal) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.harness == nil {
-		c.cancel(SignalError{sig})
+		c.early(sig)
 		return
 	}
 	c.stopLocked(sig)
+}
+
+// launch says that the harness is about to be started, which is for the caller not to do
+// where it is false: a signal has ended the run. started or over follows.
+func (c *control) launch() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.launching = !c.cancelled
+	return c.launching
 }
 
 func (c *control) stopLocked(sig syscall.Signal) {
@@ -219,10 +242,18 @@ func (c *control) stopLocked(sig syscall.Signal) {
 func (c *control) started(h running, attached bool, timeout time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.harness, c.attached = h, attached
+	c.harness, c.attached, c.launching = h, attached, false
 	if timeout > 0 {
 		c.timeout = startCountdown(timeout, c.expire)
 	}
+	for _, sig := range c.waiting {
+		if sig == unix.SIGQUIT {
+			h.order(wire.KindSignal, uint32(sig))
+		} else {
+			c.stopLocked(sig)
+		}
+	}
+	c.waiting = nil
 }
 
 // expire ends a harness that ran too long. One that is being ended already stays
@@ -272,7 +303,7 @@ func (c *control) exited() {
 func (c *control) over() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.harness, c.cancel = nil, func(error) {}
+	c.harness, c.launching, c.cancel = nil, false, func(error) {}
 	c.timeout.stop()
 	c.end.stop()
 }

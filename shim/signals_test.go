@@ -193,6 +193,44 @@ func TestControlBefore(t *testing.T) {
 	}
 }
 
+// TestControlLaunch: a signal that comes when the harness may run already does not say that it
+// never did: it waits for it. One that came before keeps it from being started.
+func TestControlLaunch(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newControl(Job{Harness: harness.Harness{StopGrace: "2s"}}, func(error) { t.Error("cancelled") })
+		if !c.launch() {
+			t.Error("not to be launched")
+		}
+		for _, sig := range []syscall.Signal{unix.SIGQUIT, unix.SIGUSR1, unix.SIGTERM} {
+			c.take(sig)
+		}
+		time.Sleep(time.Minute)
+		h := &steered{start: time.Now(), at: map[string]time.Duration{}}
+		c.started(h, false, 0)
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		if !slices.Equal(h.sent, []syscall.Signal{unix.SIGQUIT, unix.SIGTERM, unix.SIGKILL}) || h.at["kill"] != 2*time.Second {
+			t.Errorf("sent %v, killed after %v", h.sent, h.at["kill"])
+		}
+	})
+	c := newControl(Job{}, func(error) {})
+	c.take(unix.SIGINT)
+	if c.launch() {
+		t.Error("launched behind a signal")
+	}
+	c = newControl(Job{}, func(error) { t.Error("cancelled") })
+	c.launch()
+	c.take(unix.SIGINT)
+	c.over() // it was refused
+	again := 0
+	restore := c.during(func(error) { again++ })
+	c.take(unix.SIGINT)
+	restore()
+	if again != 1 {
+		t.Errorf("what follows was cancelled %d times", again)
+	}
+}
+
 // TestControlSuspends: a stop gives the terminal back first. That it is raw again
 // after it is tested on a terminal, in integration.
 func TestControlSuspends(t *testing.T) {
