@@ -235,7 +235,7 @@ func (s Store) askDown(ctx context.Context, id string, c claim) error {
 	defer context.AfterFunc(ctx, func() { k.Close() })()
 	_ = k.SetDeadline(time.Now().Add(silence))
 	if _, err := ask(k.wire, request{Op: opLook}); err != nil && ctx.Err() == nil && c.Owner.alive() {
-		return &Error{Reason: ReasonSession, Msg: fmt.Sprintf("session %s does not answer", id), Err: err, Hint: killHint(c)}
+		return &Error{Reason: ReasonSession, Msg: fmt.Sprintf("session %s does not answer", id), Err: err, Hint: killHint(c.Owner.PID)}
 	}
 	_ = k.SetDeadline(time.Time{})
 	_, err = ask(k.wire, request{Op: opDown})
@@ -250,13 +250,13 @@ func (s Store) askDown(ctx context.Context, id string, c claim) error {
 		}
 	}()
 	if err == nil && !within(downPatience, gone) || err != nil && !within(lookTimeout, gone) {
-		return &Error{Reason: ReasonSession, Msg: fmt.Sprintf("session %s does not end", id), Err: err, Hint: killHint(c)}
+		return &Error{Reason: ReasonSession, Msg: fmt.Sprintf("session %s does not end", id), Err: err, Hint: killHint(c.Owner.PID)}
 	}
 	return nil
 }
 
-func killHint(c claim) string {
-	return fmt.Sprintf("kill its keeper, process %d; then: agentshim prune", c.Owner.PID)
+func killHint(keeper int) string {
+	return fmt.Sprintf("kill its keeper, process %d; then: agentshim prune", keeper)
 }
 
 func (r Record) isSession() bool { return r.Session != nil && r.Session.ID == r.ID }

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -427,6 +428,34 @@ func FuzzRequest(f *testing.F) {
 			t.Errorf("%+v", r)
 		}
 	})
+}
+
+// halfPipe is a pipe's end that has a half to close.
+type halfPipe struct{ net.Conn }
+
+func (halfPipe) CloseWrite() error { return nil }
+
+// TestGiveUp: up waits for a keeper that stands still, but not for ever, whether it still
+// tells it something or hears it.
+func TestGiveUp(t *testing.T) {
+	for name, talk := range map[string]func(context.Context, *wire.Conn) error{
+		"hearing": func(ctx context.Context, c *wire.Conn) error { return hearKeeper(ctx, c, "log", io.Discard) },
+		"telling": func(_ context.Context, c *wire.Conn) error { return tellKeeper(c, Job{}, keeperStart{}) },
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			near, far := net.Pipe()
+			defer far.Close()
+			conn := newKeeperConn(halfPipe{near})
+			defer conn.Close()
+			ctx, cancel := context.WithCancel(t.Context())
+			defer context.AfterFunc(ctx, func() { giveUp(conn) })()
+			time.AfterFunc(time.Hour, cancel)
+			start := time.Now()
+			if err := talk(ctx, conn.wire); !errors.Is(err, os.ErrDeadlineExceeded) || time.Since(start) != time.Hour+upPatience {
+				t.Errorf("%s: %v after %v", name, err, time.Since(start))
+			}
+		})
+	}
 }
 
 // TestUnready: a readiness step that was lost with init is no reason of its own.

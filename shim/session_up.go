@@ -3,6 +3,7 @@ package shim
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"os"
@@ -11,6 +12,7 @@ import (
 	"strings"
 	"sync"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -42,10 +44,11 @@ type keeperStart struct {
 // keeper has to say until then goes to say. The keeper goes on without the caller: it
 // holds none of the caller's descriptors and is in a session of its own.
 //
-// With an error there is no session any more, or the keeper does not answer; its record and its
-// keeper's log stay. Take's error is Up's: a session that nobody knows is ended, and so is one
-// whose caller ends, or ctx, before it was taken. Later no end of the caller's ends it: that
-// is for Store.Down, session.idle and session.maximum.
+// With an error there is no session any more, or the keeper does not answer: one that has to
+// end the session is waited for ten minutes, and named. Record and keeper's log stay. Take's
+// error is Up's: a session that nobody knows is ended, and so is one whose caller ends, or ctx,
+// before it was taken. Later no end of the caller's ends it: that is for Store.Down,
+// session.idle and session.maximum.
 //
 // name may be empty; else it is up to 63 letters, digits, dots, dashes and underscores that no
 // other session of the caller's with this runtime folder has (reasons spec-invalid, session).
@@ -59,24 +62,32 @@ func Up(ctx context.Context, j Job, name string, quiet bool, say io.Writer, take
 		return err
 	}
 	start := keeperStart{ID: newRunID(), Name: name, Service: bytesOf(j.Command), SpecPath: j.SpecPath, Quiet: quiet}
-	conn, err := f.startKeeper(start.ID)
+	conn, pid, err := f.startKeeper(start.ID)
 	if err != nil {
 		return err
 	}
 	defer conn.Close()
-	// The keeper ends the session when it reads the end before the session was taken.
-	end := func() { _ = conn.Conn.(*net.UnixConn).CloseWrite() }
+	end := func() { giveUp(conn) }
 	defer context.AfterFunc(ctx, end)()
 	if err := tellKeeper(conn.wire, j, start); err != nil && ctx.Err() == nil {
 		return &Error{Reason: ReasonInternal, Msg: "the session's keeper", Err: err}
 	}
-	hear := func() error { return hearKeeper(ctx, conn.wire, f.keeperLog(start.ID), say) }
+	hear := func() error {
+		err := hearKeeper(ctx, conn.wire, f.keeperLog(start.ID), say)
+		if errors.Is(err, os.ErrDeadlineExceeded) {
+			return &Error{Reason: ReasonSession, Msg: fmt.Sprintf("session %s does not end", start.ID), Err: os.ErrDeadlineExceeded, Hint: killHint(pid)}
+		}
+		return err
+	}
 	if err := hear(); err != nil {
 		return err
 	}
 	if err := takeSession(conn, start.ID, take); err != nil {
 		end()
-		_ = hear() // the keeper's last word comes when the session is gone
+		// The keeper's last word comes when the session is gone.
+		if late := hear(); errors.Is(late, os.ErrDeadlineExceeded) {
+			err = errors.Join(err, late)
+		}
 		return err
 	}
 	return nil
@@ -91,6 +102,17 @@ func takeSession(keeper io.Writer, id string, take func(id string) error) error 
 		return &Error{Reason: ReasonInterrupted, Msg: "ended on request", Err: err}
 	}
 	return nil
+}
+
+// upPatience is how long Up waits for a keeper that has to end the session: it may take the
+// commits of a program that ran in it.
+const upPatience = 10 * time.Minute
+
+// giveUp has a keeper end the session, which it does when it reads the end before the session
+// was taken, and waits upPatience for it. Closing alone would not end a write to one that is stuck.
+func giveUp(conn *keeperConn) {
+	_ = conn.Conn.(interface{ CloseWrite() error }).CloseWrite()
+	startCountdown(upPatience, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })
 }
 
 func bytesOf(list []string) [][]byte {
@@ -110,25 +132,25 @@ func stringsOf(list [][]byte) []string {
 }
 
 // startKeeper runs this very program as a session's keeper, with nothing of the caller's but
-// its ids and which certificate authorities it trusts, and returns the connection to it.
-func (f folders) startKeeper(id string) (*keeperConn, error) {
+// its ids and which certificate authorities it trusts, and returns the connection to it and its pid.
+func (f folders) startKeeper(id string) (*keeperConn, int, error) {
 	if err := os.MkdirAll(f.record(id), 0o700); err != nil {
-		return nil, &Error{Reason: ReasonState, Err: err}
+		return nil, 0, &Error{Reason: ReasonState, Err: err}
 	}
 	log, err := os.OpenFile(f.keeperLog(id), os.O_WRONLY|os.O_CREATE|os.O_EXCL|os.O_APPEND, 0o600)
 	if err != nil {
-		return nil, &Error{Reason: ReasonState, Err: err}
+		return nil, 0, &Error{Reason: ReasonState, Err: err}
 	}
 	defer log.Close()
 	ours, theirs, err := socketPair()
 	if err != nil {
-		return nil, &Error{Reason: ReasonInternal, Err: err}
+		return nil, 0, &Error{Reason: ReasonInternal, Err: err}
 	}
 	defer theirs.Close()
 	// What the caller left open in this process must not stay open in the keeper.
 	if err := unix.CloseRange(3, 1<<31-1, unix.CLOSE_RANGE_CLOEXEC); err != nil {
 		ours.Close()
-		return nil, &Error{Reason: ReasonInternal, Msg: "close_range", Err: err}
+		return nil, 0, &Error{Reason: ReasonInternal, Msg: "close_range", Err: err}
 	}
 	cmd := exec.Command("/proc/self/exe", KeepVerb)
 	cmd.Args[0] = "agentshim"
@@ -137,10 +159,10 @@ func (f folders) startKeeper(id string) (*keeperConn, error) {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	if err := cmd.Start(); err != nil {
 		ours.Close()
-		return nil, &Error{Reason: ReasonInternal, Msg: "the session's keeper", Err: err}
+		return nil, 0, &Error{Reason: ReasonInternal, Msg: "the session's keeper", Err: err}
 	}
 	go func() { _ = cmd.Wait() }()
-	return newKeeperConn(ours), nil
+	return newKeeperConn(ours), cmd.Process.Pid, nil
 }
 
 func socketPair() (net.Conn, *os.File, error) {
@@ -173,6 +195,8 @@ func hearKeeper(ctx context.Context, c *wire.Conn, log string, say io.Writer) er
 	for {
 		r, err := receiveReply(c)
 		switch {
+		case errors.Is(err, os.ErrDeadlineExceeded):
+			return err
 		case err != nil && ctx.Err() != nil:
 			return &Error{Reason: ReasonInterrupted, Msg: "ended on request", Err: context.Cause(ctx)}
 		case err != nil:
