@@ -212,7 +212,7 @@ func volumeUsage(ctx context.Context, a Adapter, of map[string]volume) (map[stri
 	if d, ok := a.(*docker); ok {
 		return d.volumeUsage(ctx)
 	}
-	out, err := a.Runner().Run(ctx, a.Command("volume", "ls", "--filter", "dangling=true", "--format", "json"))
+	out, err := runQuestion(ctx, a.Runner(), a.Command("volume", "ls", "--filter", "dangling=true", "--format", "json"))
 	if err != nil {
 		return nil, engineFailed(err)
 	}

@@ -22,7 +22,7 @@ func clientKind(ctx context.Context, o ProbeOptions, client string) (string, err
 	// An endpoint that can't exist keeps the client from asking the daemon: it prints
 	// its own half and ends with status 1. Podman knows none of the global flags that
 	// would say the same, hence the variables.
-	out, err := o.Runner.Run(ctx, Command{
+	out, err := runQuestion(ctx, o.Runner, Command{
 		Path: client,
 		Args: []string{"version", "--format", "{{json .Client}}"},
 		Env: append([]string{"LC_ALL=C", "PATH=" + systemPath, "DOCKER_HOST=unix:///dev/null/none", "DOCKER_CONFIG=/dev/null/none"},

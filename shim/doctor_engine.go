@@ -242,7 +242,7 @@ func netnsVerdict(ctx context.Context, o ProbeOptions, a Adapter) verdict {
 		}
 		return pass("entered by a child, as root")
 	case e.Kind == spec.Podman:
-		if _, err := a.Runner().Run(ctx, a.Command("unshare", "true")); err != nil {
+		if _, err := runQuestion(ctx, a.Runner(), a.Command("unshare", "true")); err != nil {
 			return warned("`podman system migrate`, then try `podman unshare true`", "podman unshare: %v%s", err, none)
 		}
 		return pass("podman unshare works")

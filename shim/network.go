@@ -247,7 +247,7 @@ func (p *podman) network(ctx context.Context, name string, ipv6 bool) (netpolicy
 	if name == "" {
 		name = "podman"
 	}
-	out, err := p.runner.Run(ctx, p.Command("network", "inspect", name))
+	out, err := runQuestion(ctx, p.runner, p.Command("network", "inspect", name))
 	var failed *EngineError
 	if errors.As(err, &failed) && strings.Contains(failed.Stderr, "not found") {
 		return netpolicy.Network{}, noNetwork(spec.Podman, name)

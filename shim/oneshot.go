@@ -18,7 +18,7 @@ func (p *podman) giveVolume(ctx context.Context, plan spec.Plan, paths spec.RunP
 	if err != nil {
 		return asError(err)
 	}
-	if err = runBounded(context.WithoutCancel(ctx), p.runner, helperContainerTimeout, p.Command(argv...)); err == nil {
+	if _, err = runBounded(context.WithoutCancel(ctx), p.runner, helperContainerTimeout, p.Command(argv...)); err == nil {
 		return context.Cause(ctx)
 	}
 	return errors.Join(err, removeContainer(context.WithoutCancel(ctx), p, paths.CacheName(c)))
@@ -61,10 +61,18 @@ func (r *dockerRun) awaitEnd(timeout time.Duration) error {
 }
 
 // runBounded ends the command when it runs longer than timeout.
-func runBounded(ctx context.Context, r Runner, timeout time.Duration, cmd Command) error {
+func runBounded(ctx context.Context, r Runner, timeout time.Duration, cmd Command) (Output, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	defer startCountdown(timeout, func() { cancel(fmt.Errorf("no end in %v", timeout)) }).stop()
-	_, err := r.Run(ctx, cmd)
-	return err
+	return r.Run(ctx, cmd)
+}
+
+// questionTimeout is for what an engine's client only asks, or notes. Podman's waits for locks,
+// which a process of another that stands still may hold.
+const questionTimeout = 2 * time.Minute
+
+// runQuestion is runBounded with questionTimeout.
+func runQuestion(ctx context.Context, r Runner, cmd Command) (Output, error) {
+	return runBounded(ctx, r, questionTimeout, cmd)
 }

@@ -226,7 +226,7 @@ func podmanInfoOf(ctx context.Context, o ProbeOptions, client, key string) (podm
 	if store.get("podman", key, &known) && known.Runtime == identity(o.path(known.Info.Host.OCIRuntime.Path)) {
 		return known.Info, nil
 	}
-	out, err := o.Runner.Run(ctx, Command{Path: client, Args: []string{"info", "--format", "json"}, Env: podmanEnv(o, client)})
+	out, err := runQuestion(ctx, o.Runner, Command{Path: client, Args: []string{"info", "--format", "json"}, Env: podmanEnv(o, client)})
 	if err != nil {
 		return podmanInfo{}, podmanError(ctx, client, err)
 	}
@@ -442,7 +442,7 @@ func askRuntime(ctx context.Context, o ProbeOptions, path string) (string, error
 	if store.get("runtime", key, &version) {
 		return version, nil
 	}
-	out, err := o.Runner.Run(ctx, Command{Path: path, Args: []string{"--version"}, Env: []string{"LC_ALL=C", "PATH=" + systemPath}})
+	out, err := runQuestion(ctx, o.Runner, Command{Path: path, Args: []string{"--version"}, Env: []string{"LC_ALL=C", "PATH=" + systemPath}})
 	if err != nil {
 		return "", podmanError(ctx, path, err)
 	}

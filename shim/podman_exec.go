@@ -13,7 +13,7 @@ import (
 )
 
 func (p *podman) foreign(ctx context.Context, name string) (foreign, error) {
-	out, err := p.runner.Run(ctx, p.Command("inspect", "--type", "container", name))
+	out, err := runQuestion(ctx, p.runner, p.Command("inspect", "--type", "container", name))
 	if gone(err) {
 		return foreign{}, noContainer(p, name)
 	}

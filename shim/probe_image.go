@@ -379,7 +379,7 @@ func (p *podman) InspectImage(ctx context.Context, ref string) (spec.Image, erro
 }
 
 func (p *podman) inspectImage(ctx context.Context, ref string) (spec.Image, error) {
-	out, err := p.runner.Run(ctx, p.Command("image", "inspect", "--", ref))
+	out, err := runQuestion(ctx, p.runner, p.Command("image", "inspect", "--", ref))
 	if err != nil {
 		return spec.Image{}, p.inspectError(ctx, ref, err)
 	}

@@ -326,7 +326,7 @@ func (s Store) engine(ctx context.Context, engines map[string]Adapter, e spec.En
 // removeByLabel removes the containers of one run. A label alone proves nothing,
 // since images pass theirs on: the entrypoint must be ours too.
 func removeByLabel(ctx context.Context, a Adapter, id string, dryRun bool) ([]Leftover, error) {
-	out, err := a.Runner().Run(ctx, a.Command("ps", "--all", "--quiet", "--no-trunc", "--filter", "label="+spec.LabelRun+"="+id))
+	out, err := runQuestion(ctx, a.Runner(), a.Command("ps", "--all", "--quiet", "--no-trunc", "--filter", "label="+spec.LabelRun+"="+id))
 	if err != nil {
 		return nil, &Error{Reason: ReasonEngineFailed, Err: err}
 	}
@@ -364,7 +364,7 @@ func gone(err error) bool {
 // entrypointIsOurs reports whether the container runs init, for an agent, to set a cache up
 // or to be executed by another container, or the helper that makes a sandbox's way out.
 func entrypointIsOurs(ctx context.Context, a Adapter, container string) (bool, error) {
-	out, err := a.Runner().Run(ctx, a.Command("inspect", "--type", "container", "--format", "{{.Path}} {{json .Args}}", container))
+	out, err := runQuestion(ctx, a.Runner(), a.Command("inspect", "--type", "container", "--format", "{{.Path}} {{json .Args}}", container))
 	if gone(err) {
 		return false, errGone
 	}

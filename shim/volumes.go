@@ -44,7 +44,7 @@ func volumes(ctx context.Context, a Adapter) ([]volume, error) {
 		err := d.api.get(ctx, "/volumes", &got)
 		return got.Volumes, err
 	}
-	out, err := a.Runner().Run(ctx, a.Command("volume", "ls", "--format", "json"))
+	out, err := runQuestion(ctx, a.Runner(), a.Command("volume", "ls", "--format", "json"))
 	if err != nil {
 		return nil, engineFailed(err)
 	}
@@ -131,7 +131,7 @@ func (p *podman) makeVolume(ctx context.Context, plan spec.Plan, c mounts.Cache,
 	if err != nil {
 		return asError(err)
 	}
-	_, err = p.runner.Run(ctx, p.Command(argv...))
+	_, err = runQuestion(ctx, p.runner, p.Command(argv...))
 	return err
 }
 
