@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"maps"
 	"os"
 	"slices"
@@ -408,7 +409,15 @@ func children(parent int) []int {
 	}
 	var out []int
 	for _, name := range names {
-		if pid, err := strconv.Atoi(name); err == nil && parentOf(name) == parent {
+		pid, err := strconv.Atoi(name)
+		if err != nil {
+			continue
+		}
+		of, err := parentOf(name)
+		if err != nil {
+			fatal("processes", err) // else one of them would live on
+		}
+		if of == parent {
 			out = append(out, pid)
 		}
 	}
@@ -416,16 +425,19 @@ func children(parent int) []int {
 }
 
 // parentOf is field 4 of /proc/PID/stat; the second field, in parentheses, may hold
-// anything (proc_pid_stat(5)). It is 0 for a process that is gone.
-func parentOf(pid string) int {
+// anything (proc_pid_stat(5)). It is 0 for a process that is gone, or another user's where
+// /proc hides those (hidepid, in a container that is not agentshim's).
+func parentOf(pid string) (int, error) {
 	b, err := os.ReadFile("/proc/" + pid + "/stat")
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESRCH) || errors.Is(err, fs.ErrPermission) {
+		return 0, nil
+	}
 	if err != nil {
-		return 0
+		return 0, err
 	}
 	fields := bytes.Fields(b[bytes.LastIndexByte(b, ')')+1:])
 	if len(fields) < 2 {
-		return 0
+		return 0, fmt.Errorf("/proc/%s/stat: %d fields", pid, len(fields))
 	}
-	parent, _ := strconv.Atoi(string(fields[1]))
-	return parent
+	return strconv.Atoi(string(fields[1]))
 }

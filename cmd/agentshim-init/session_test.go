@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"slices"
@@ -111,7 +112,8 @@ func (s *steps) processes() []string {
 	}
 	for _, e := range entries {
 		if pid, err := strconv.Atoi(e.Name()); err == nil {
-			byParent[parentOf(e.Name())] = append(byParent[parentOf(e.Name())], pid)
+			parent, _ := parentOf(e.Name())
+			byParent[parent] = append(byParent[parent], pid)
 		}
 	}
 	var names []string
@@ -131,12 +133,40 @@ func (s *steps) watcherThreads() (n int) {
 		s.t.Fatal(err)
 	}
 	for _, e := range entries {
-		if _, err := strconv.Atoi(e.Name()); err == nil && parentOf(e.Name()) == s.cmd.Process.Pid {
+		if parent, err := parentOf(e.Name()); err == nil && parent == s.cmd.Process.Pid {
 			tasks, _ := os.ReadDir("/proc/" + e.Name() + "/task")
 			n += len(tasks)
 		}
 	}
 	return n
+}
+
+// TestParentOf: a process that can't be looked at for want of a descriptor is not taken for gone:
+// as a step's stray it would live on.
+func TestParentOf(t *testing.T) {
+	own := strconv.Itoa(os.Getpid())
+	if parent, err := parentOf(own); parent != os.Getppid() || err != nil {
+		t.Errorf("control: %d %v", parent, err)
+	}
+	if parent, err := parentOf("4194305"); parent != 0 || err != nil { // above the most that pid_max may be
+		t.Errorf("gone: %d %v", parent, err)
+	}
+	var limit unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+		t.Fatal(err)
+	}
+	none := limit
+	none.Cur = 3 // what is open stays open: setrlimit(2)
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &none); err != nil {
+		t.Fatal(err)
+	}
+	parent, err := parentOf(own)
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+		t.Fatal(err)
+	}
+	if !errors.Is(err, unix.EMFILE) {
+		t.Errorf("no descriptor left: %d %v", parent, err)
+	}
 }
 
 // hiding leaves processes behind that left the harness's group, session and parents.
