@@ -108,8 +108,8 @@ func (c *container) drive(ctx context.Context, rec *Record) error {
 
 // runHarness takes a container, or a session's step, from launch to the harness's end.
 func (c *container) runHarness(rec *Record) error {
+	defer c.p.control.over()
 	if err := c.launch(); err != nil {
-		c.p.control.over()
 		return err
 	}
 	c.p.phases.done("launch")
@@ -344,10 +344,13 @@ func (c *container) expect(timeout time.Duration, kind wire.Kind, v any) error {
 func (c *container) recv(timeout time.Duration) (wire.Frame, error) {
 	timer := c.watchdog(timeout)
 	f, err := c.conn.Recv()
-	if !timer.stop() && err != nil {
+	late := !timer.stop() && err != nil
+	switch {
+	case late && c.p.session != nil:
+		return f, sessionLost(c.p.session.id, fmt.Errorf("no answer in %v: %w", timeout, err))
+	case late:
 		return f, &Error{Reason: ReasonEngineLost, Msg: fmt.Sprintf("no answer from the container in %v", timeout), Err: err}
-	}
-	if err != nil {
+	case err != nil:
 		return f, c.lost(err)
 	}
 	if f.Kind == wire.KindRefused {

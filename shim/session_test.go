@@ -458,6 +458,21 @@ func TestGiveUp(t *testing.T) {
 	}
 }
 
+// TestSilentKeeper: what a step's session does not answer is no engine's.
+func TestSilentKeeper(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		near, far := net.Pipe()
+		defer far.Close()
+		end := &farEnd{Conn: near, closed: make(chan struct{})}
+		c := &container{p: &prepared{session: &sessionStep{id: "id"}}, engine: end, conn: wire.NewConn(end, end), lifeline: end.drop}
+		start := time.Now()
+		err := c.expect(answerTimeout, wire.KindStarted, nil)
+		if ReasonOf(err) != ReasonSessionLost || !strings.Contains(err.Error(), "no answer in") || time.Since(start) != answerTimeout {
+			t.Errorf("%v after %v", err, time.Since(start))
+		}
+	})
+}
+
 // TestUnready: a readiness step that was lost with init is no reason of its own.
 func TestUnready(t *testing.T) {
 	late := &Error{Reason: ReasonSession, Msg: "not ready"}
