@@ -27,6 +27,9 @@ type egress struct {
 	learn func(netpolicy.Head) (*EgressLearned, error)
 	// lost ends the run: a decision that can't be logged must be the last one.
 	lost func()
+	// unask ends a question to the engine, which an engine that is slow would hold the
+	// gateway's end up with.
+	unask func()
 	// watched is closed with the end of watching the sandbox's network; changed is what
 	// ended it before the run did.
 	watched chan struct{}
@@ -60,11 +63,17 @@ func (c *container) openEgress(ctx context.Context, hello wire.Hello, rec *Recor
 			return learnEgress(c.p.folders.egressLog(rec.ID), rec.ID, head, plan.Egress, c.p.job.LearnWildcards)
 		}
 	}
-	e.gateway = netpolicy.NewGateway(plan.Egress.Table(), listeners, c.siblingNames(ctx), e.event)
-	e.gateway.Via(c.p.upstream())
-	go e.watch(listeners.Watch)
+	e.use(ctx, c, listeners)
 	c.egress = e
 	return nil
+}
+
+// use has the gateway serve the sandbox's sockets.
+func (e *egress) use(ctx context.Context, c *container, l netpolicy.Listeners) {
+	ctx, e.unask = context.WithCancel(ctx)
+	e.gateway = netpolicy.NewGateway(c.p.plan.Egress.Table(), l, c.siblingNames(ctx), e.event)
+	e.gateway.Via(c.p.upstream())
+	go e.watch(l.Watch)
 }
 
 // event is told every decision.
@@ -126,6 +135,7 @@ func (e *egress) close(rec *Record) error {
 	if e == nil {
 		return nil
 	}
+	e.unask()
 	ended := e.gateway.Close()
 	<-e.watched // the gateway has closed what is watched
 	head, err := e.log.Close()

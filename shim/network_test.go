@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"io/fs"
+	"net"
 	"net/http"
 	"net/netip"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -207,6 +209,51 @@ func TestSiblingNames(t *testing.T) {
 	}
 	if engine.asked != 2 {
 		t.Errorf("asked %d times after its age", engine.asked)
+	}
+}
+
+// slowSiblings is an engine that answers when nobody wants to know any more.
+type slowSiblings struct {
+	Adapter
+	asked chan struct{}
+}
+
+func (s slowSiblings) siblings(ctx context.Context, _ string) (map[string][]netip.Addr, error) {
+	close(s.asked)
+	<-ctx.Done()
+	time.Sleep(time.Second) // Runner.Run gives a client up to stopGrace
+	return nil, ctx.Err()
+}
+
+// TestSiblingsAtTheEnd: a question that the engine still thinks about when the run ends is no
+// fault of the run's.
+func TestSiblingsAtTheEnd(t *testing.T) {
+	local := net.IPv4(127, 0, 0, 1)
+	dnsUDP, err1 := net.ListenUDP("udp4", &net.UDPAddr{IP: local})
+	dnsTCP, err2 := net.ListenTCP("tcp4", &net.TCPAddr{IP: local})
+	relay, err3 := net.ListenTCP("tcp4", &net.TCPAddr{IP: local})
+	log, err4 := netpolicy.CreateLog(filepath.Join(t.TempDir(), "log"), "run", time.Now)
+	if err := errors.Join(err1, err2, err3, err4); err != nil {
+		t.Fatal(err)
+	}
+	engine := slowSiblings{asked: make(chan struct{})}
+	c := &container{p: &prepared{adapter: engine, job: Job{Log: t.Logf}}}
+	c.p.plan.Egress.Network = &netpolicy.Network{Siblings: true}
+	e := &egress{log: log, watched: make(chan struct{}), lost: func() {}}
+	e.use(t.Context(), c, netpolicy.Listeners{DNS: dnsUDP, DNSTCP: dnsTCP, Relay: relay})
+	e.let()
+	asker, err := net.DialUDP("udp4", nil, dnsUDP.LocalAddr().(*net.UDPAddr))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer asker.Close()
+	// One question for the address of "db" (RFC 1035 4.1).
+	if _, err := asker.Write([]byte("\x00\x01\x01\x00\x00\x01\x00\x00\x00\x00\x00\x00\x02db\x00\x00\x01\x00\x01")); err != nil {
+		t.Fatal(err)
+	}
+	<-engine.asked
+	if err := e.close(&Record{Egress: &EgressRecord{}}); err != nil {
+		t.Error(err)
 	}
 }
 
