@@ -245,7 +245,7 @@ type Allow struct {
 	// Host is a name, *.name, an address or a CIDR range; the last two with /udp behind
 	// in mode network.
 	Host string `json:"host" jsonschema:"minLength=1"`
-	// Port is the allowed port. Default 443; of a CIDR range all.
+	// Port is the allowed port; never 53, which agentshim answers. Default 443; of a CIDR range all.
 	Port int `json:"port,omitempty" jsonschema:"minimum=1,maximum=65535"`
 	// Raw lets something other than TLS pass on the port.
 	Raw bool `json:"raw,omitempty"`

@@ -41,7 +41,7 @@ func withNetwork(t *testing.T, n *Network, entries []string, deny ...string) Pol
 // TestNetworkRulesText: the golden's diff is the security review.
 func TestNetworkRulesText(t *testing.T) {
 	p := withNetwork(t, bridge(), []string{
-		"0.0.0.0/0", "::/0", "10.9.0.0/16:5432", "192.0.9.0/24:53/udp", "169.254.169.254/32:80", "api.example.com",
+		"0.0.0.0/0", "::/0", "10.9.0.0/16:5432", "192.0.9.0/24:123/udp", "169.254.169.254/32:80", "api.example.com",
 	}, "192.175.48.45", "192.175.49.0/24:22")
 	goldenText(t, "testdata/network.rules", p.Rules(true).Iptables())
 	for _, c := range p.Rules(false).Chains {
@@ -107,13 +107,14 @@ func TestNetworkFaults(t *testing.T) {
 		"the probe's IPv6 address":    {harness.Egress{Mode: AttachNetwork, Allow: allow("2001:db8::/32")}, bridge(), "$.egress.allow"},
 		"the probe's subnet":          {harness.Egress{Mode: AttachNetwork}, subnet("192.0.2.0/24"), "$.egress.network"},
 		"denied UDP":                  {harness.Egress{Mode: AttachNetwork, Deny: []string{"192.175.48.0/24/udp"}}, bridge(), "$.egress.deny[0]"},
+		"a resolver":                  {harness.Egress{Mode: AttachNetwork, Allow: allow("192.175.48.0/24:53/udp")}, bridge(), "$.egress.allow[0]"},
 		"UDP of a name":               {harness.Egress{Mode: AttachNetwork, Allow: allow("a.example/udp")}, bridge(), "$.egress.allow[0]"},
 	} {
 		if _, err := Compile(c.e, nil, c.n); err == nil || !strings.Contains(err.Error(), c.path) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	if _, err := Compile(harness.Egress{Mode: AttachNetwork, Allow: allow("0.0.0.0/0", "192.175.48.0/24:53/udp")}, nil, bridge()); err != nil {
+	if _, err := Compile(harness.Egress{Mode: AttachNetwork, Allow: allow("0.0.0.0/0", "192.175.48.0/24:123/udp")}, nil, bridge()); err != nil {
 		t.Errorf("control: %v", err)
 	}
 }
@@ -390,8 +391,13 @@ func TestClosedByTable(t *testing.T) {
 		if v := table.Dial(netip.MustParseAddr("172.18.0.1"), 53, false); v.Allowed != want {
 			t.Errorf("%s: the gateway: %+v", entry, v)
 		}
-		if v := table.Target(Target{Addr: netip.MustParseAddr("172.18.0.1"), Port: 53}, false); v.Allowed != want {
+		if v := table.Target(Target{Addr: netip.MustParseAddr("172.18.0.1"), Port: 5432}, false); v.Allowed != want {
 			t.Errorf("%s: the gateway as a target: %+v", entry, v)
+		}
+	}
+	for port, want := range map[int]bool{5432: true, QuestionPort: false} {
+		if v := withNetwork(t, bridge(), nil).Table().Target(Target{Addr: netip.MustParseAddr("172.18.0.9"), Port: port}, false); v.Allowed != want {
+			t.Errorf("another container's port %d: %+v", port, v)
 		}
 	}
 	if v := withNetwork(t, bridge(), []string{"172.16.0.0/12"}).Table().Dial(netip.MustParseAddr("172.19.0.1"), 53, false); !v.Allowed {

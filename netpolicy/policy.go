@@ -117,7 +117,7 @@ func (c *compiler) fault(path string, err error) {
 func (c *compiler) entries(e harness.Egress, presets map[string][]harness.Allow) {
 	for i, a := range e.Allow {
 		r, err := ParseRule(a)
-		c.fault(fmt.Sprintf("$.egress.allow[%d]", i), err)
+		c.fault(fmt.Sprintf("$.egress.allow[%d]", i), errors.Join(err, questions(r.Port)))
 		c.p.Allow = append(c.p.Allow, r)
 	}
 	for i, name := range e.Presets {
@@ -134,6 +134,19 @@ func (c *compiler) entries(e harness.Egress, presets map[string][]harness.Allow)
 		c.p.Deny = append(c.p.Deny, r)
 	}
 	c.p.Allow, c.p.Deny = sorted(c.p.Allow), sorted(c.p.Deny)
+}
+
+// QuestionPort leads to agentshim's resolver, whatever address it is of.
+const QuestionPort = 53
+
+const whyQuestions = "whatever is sent to port 53 is a question to agentshim's own resolver"
+
+// questions refuses the entry for a port that nothing else is reached by.
+func questions(port int) error {
+	if port == QuestionPort {
+		return fmt.Errorf("%w: %s", ErrNoEffect, whyQuestions)
+	}
+	return nil
 }
 
 // sorted orders rules by their target and joins those for the same one: what one of
@@ -161,6 +174,7 @@ func (c *compiler) hostServices(services []harness.HostService) {
 			err = fmt.Errorf("%w: %q: one label without dots", ErrName, s.Name)
 		}
 		c.fault(path+".name", err)
+		c.fault(path+".port", questions(s.Port))
 		service := HostService{Name: name, Port: s.Port}
 		if slices.Contains(c.p.HostServices, service) {
 			c.fault(path, fmt.Errorf("%w: %s:%d is there already", ErrNoEffect, name, s.Port))

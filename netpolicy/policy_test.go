@@ -36,6 +36,8 @@ func TestCompileMode(t *testing.T) {
 		"network":         {harness.Egress{Mode: "network"}, AttachNetwork, nil},
 		"deny-all, allow": {harness.Egress{Mode: DenyAll, Allow: allow("a.example")}, "", ErrNoEffect},
 		"twice":           {harness.Egress{Mode: AllowList, HostServices: []harness.HostService{{Name: "mcp", Port: 3000}, {Name: "mcp", Port: 3000}}}, "", ErrNoEffect},
+		"questions":       {harness.Egress{Mode: AllowList, Allow: allow("dns.example:53")}, "", ErrNoEffect},
+		"to the host":     {harness.Egress{Mode: AllowList, HostServices: []harness.HostService{{Name: "dns", Port: 53}}}, "", ErrNoEffect},
 		"dots":            {harness.Egress{Mode: AllowList, HostServices: []harness.HostService{{Name: "a.b", Port: 3000}}}, "", ErrName},
 		"rule":            {harness.Egress{Mode: AllowList, Allow: allow("a.example", "*.com")}, "", ErrRule},
 		"deny":            {harness.Egress{Mode: Open, Deny: []string{"http://x"}}, "", ErrRule},

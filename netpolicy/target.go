@@ -54,8 +54,16 @@ func (x Target) String() string {
 }
 
 // Target decides on a target as far as that can be without looking a name up: local
-// says whether the host's own routing calls the address local.
+// says whether the host's own routing calls the address local. Nothing is reached by port 53.
 func (t *Table) Target(x Target, local bool) Verdict {
+	v := t.target(x, local)
+	if x.Port == QuestionPort && (v.Allowed || v.Reason == RefusedUnlisted || v.Entry != "") {
+		return Verdict{Reason: RefusedUnlisted, Why: whyQuestions}
+	}
+	return v
+}
+
+func (t *Table) target(x Target, local bool) Verdict {
 	if x.Name != "" {
 		return t.Name(x.Name, x.Port)
 	}

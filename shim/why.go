@@ -70,7 +70,7 @@ func Why(ctx context.Context, j Job, target string) (Answer, error) {
 		}, nil
 	}
 	v := policy.Table().Target(t, netpolicy.IsLocal(t.Addr))
-	if container {
+	if container && t.Port != netpolicy.QuestionPort {
 		v = netpolicy.Verdict{Reason: netpolicy.RefusedUnlisted, Why: "no host has such a name, and no running container of the network"}
 	}
 	via := p.via(t, v)
@@ -81,7 +81,7 @@ func Why(ctx context.Context, j Job, target string) (Answer, error) {
 	if via != nil {
 		a.Proxy, a.Unjudged = via.String(), t.Name != "" && via.Resolves()
 	}
-	if v.Allowed || v.Reason != netpolicy.RefusedUnlisted && t.Name != "" || policy.Mode != netpolicy.AttachNetwork {
+	if v.Allowed || t.Port == netpolicy.QuestionPort || v.Reason != netpolicy.RefusedUnlisted && t.Name != "" || policy.Mode != netpolicy.AttachNetwork {
 		return a, nil
 	}
 	if unknown == nil && t.Name != "" && p.host.Network.Siblings {
