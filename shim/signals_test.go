@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"slices"
+	"sync"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -21,7 +22,14 @@ type steered struct {
 	start  time.Time
 	orders []wire.Kind
 	sent   []syscall.Signal
+	mu     sync.Mutex // abandon and cut don't wait for each other
 	at     map[string]time.Duration
+}
+
+func (s *steered) note(what string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.at[what] = time.Since(s.start)
 }
 
 func (s *steered) order(kind wire.Kind, n uint32) {
@@ -29,13 +37,13 @@ func (s *steered) order(kind wire.Kind, n uint32) {
 	if kind == wire.KindSignal {
 		s.sent = append(s.sent, syscall.Signal(n))
 		if syscall.Signal(n) == unix.SIGKILL {
-			s.at["kill"] = time.Since(s.start)
+			s.note("kill")
 		}
 	}
 }
 
-func (s *steered) abandon() { s.at["abandon"] = time.Since(s.start) }
-func (s *steered) cut()     { s.at["cut"] = time.Since(s.start) }
+func (s *steered) abandon() { s.note("abandon") }
+func (s *steered) cut()     { s.note("cut") }
 
 // TestControl: the signals, when each was sent, and what control made of them. Times
 // are in a bubble of their own and exact.
@@ -143,7 +151,7 @@ func (s *stuck) cut() {
 func TestControlCutsWhatIsStuck(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newControl(Job{Harness: harness.Harness{StopGrace: "2s"}}, func(error) { t.Error("cancelled") })
-		h := &stuck{steered{start: time.Now(), at: map[string]time.Duration{}}, make(chan struct{})}
+		h := &stuck{steered: steered{start: time.Now(), at: map[string]time.Duration{}}, over: make(chan struct{})}
 		c.started(h, false, time.Second)
 		time.Sleep(time.Minute)
 		synctest.Wait()
