@@ -210,6 +210,34 @@ func TestSessionRuntimeFull(t *testing.T) {
 	}
 }
 
+// TestSessionStateFull: without room for its record a step does not run. A session ends
+// all the same, but for its record: down says so, and prune writes it once there is room.
+func TestSessionStateFull(t *testing.T) {
+	Need(t)
+	for _, s := range setups[1:3] {
+		t.Run(s.name, func(t *testing.T) {
+			c := call{State: smallState(t, s, "16m")}
+			id := s.up(t, c, s.write(t, nil))
+			fill(t, c.State, 0)
+			r := s.step(t, c, id, "touch ~/ran").refused(t, shim.ReasonState)
+			wantText(t, r.Stderr, "no space left on device", "agentshim: hint: ")
+			if r := s.step(t, call{}, id, "ls -A"); r.Code != 0 || r.Stdout != "" {
+				t.Errorf("in the home afterwards: %+v", r)
+			}
+			down := s.call(t, c, "down", id).refused(t, shim.ReasonSession)
+			wantText(t, down.Stderr, "agentshim prune tries again")
+			if s.here(t, id) {
+				t.Error("the container is left")
+			}
+			noError(t, os.Remove(filepath.Join(c.State, "filler")))
+			s.call(t, c, "prune").ok(t)
+			if rec := sessionRecord(t, c.State, id); rec.End.IsZero() {
+				t.Errorf("the session's record: %+v", rec)
+			}
+		})
+	}
+}
+
 // fill leaves that much room in a folder's file system.
 func fill(t *testing.T, dir string, room int64) {
 	t.Helper()

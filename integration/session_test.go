@@ -363,10 +363,10 @@ func TestSessionEnds(t *testing.T) {
 			}, 125, shim.ReasonSessionLost, shim.ReasonEngineLost, ""},
 			{"monitor killed", true, nil, func(t *testing.T, id string, _ int) error {
 				return kill(s.monitor(t, id), unix.SIGKILL)
-			}, 125, shim.ReasonSessionLost, shim.ReasonInitLost, ""},
+			}, 125, shim.ReasonSessionLost, shim.ReasonEngineLost, ""},
 			{"maximum", false, map[string]any{"maximum": "2s"}, func(*testing.T, string, int) error { return nil }, 143, "", "", "maximum"},
 		} {
-			if !tc.all && !s.full() || (tc.reason == shim.ReasonEngineLost || tc.name == "monitor killed") && s.engine == "docker" { // which has neither
+			if !tc.all && !s.full() || tc.reason == shim.ReasonEngineLost && s.engine == "docker" { // which has neither
 				continue
 			}
 			t.Run(tc.name, func(t *testing.T) {

@@ -67,8 +67,14 @@ func (p *podman) attach(ctx context.Context, cmd Command) (attached, error) {
 		_, _ = io.Copy(r.chatter, proc.Stderr())
 	}()
 	go func() {
-		defer close(r.ended)
 		r.status, _ = proc.Wait()
+		close(r.ended)
+		// Rootless Podman's client is two processes: the one that is left would carry the
+		// streams on.
+		if r.status.Signal != 0 {
+			proc.Stdin().Close()
+			proc.Stdout().Close()
+		}
 	}()
 	return r, nil
 }

@@ -63,14 +63,17 @@ func runtimeFolder(getenv func(string) string) (string, error) {
 }
 
 // failed is the error of what could not be made in the runtime folder.
-func (f folders) failed(err error) error {
+func (f folders) failed(err error) error { return unwritten(err, f.runtime, "XDG_RUNTIME_DIR") }
+
+// unwritten is the error of what could not be written in dir, which the variable can move.
+func unwritten(err error, dir, variable string) error {
 	var e *Error
 	if err == nil || errors.As(err, &e) {
 		return err
 	}
 	failed := &Error{Reason: ReasonState, Err: err}
 	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
-		failed.Hint = fmt.Sprintf("free space for %q, or set XDG_RUNTIME_DIR to another folder of yours", f.runtime)
+		failed.Hint = fmt.Sprintf("free space for %q, or set %s to another folder of yours", dir, variable)
 	}
 	return failed
 }

@@ -53,7 +53,8 @@ func OpenStore(lookupEnv func(string) (string, bool)) (Store, error) {
 }
 
 // Runs lists the recorded runs, oldest first. Records that can't be read are an
-// error; the others are listed all the same.
+// error; the others are listed all the same. A folder without a record is no run: one is
+// about to begin, or never did.
 func (s Store) Runs() ([]RunInfo, error) {
 	entries, err := os.ReadDir(filepath.Join(s.folders.state, "runs"))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -63,11 +64,12 @@ func (s Store) Runs() ([]RunInfo, error) {
 	var errs []error
 	for _, e := range entries {
 		r, err := s.Run(e.Name())
-		if err != nil {
+		switch {
+		case err == nil:
+			runs = append(runs, r)
+		case !isRunID(e.Name()) || !errors.Is(err, ErrNoRun):
 			errs = append(errs, err)
-			continue
 		}
-		runs = append(runs, r)
 	}
 	slices.SortFunc(runs, func(a, b RunInfo) int { return a.Start.Compare(b.Start) })
 	return runs, errors.Join(errs...)

@@ -83,6 +83,12 @@ func TestBrokenRecords(t *testing.T) {
 	if err := ok.write(s.folders); err != nil {
 		t.Fatal(err)
 	}
+	if err := os.Mkdir(s.folders.record("00000000000000ee"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if runs, err := s.Runs(); len(runs) != 1 || err != nil {
+		t.Errorf("with a folder that has no record: %v %v", runs, err)
+	}
 	for id, text := range map[string]string{
 		"00000000000000bb": "{", "00000000000000cc": `{"version":99,"id":"00000000000000cc"}`, "00000000000000dd": `{"version":1,"id":"x"}`,
 	} {

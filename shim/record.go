@@ -111,20 +111,30 @@ func (r Record) json() ([]byte, error) {
 // write puts the record into its run's folder, 0600, in one step.
 func (r Record) write(f folders) error {
 	dir := f.record(r.ID)
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return &Error{Reason: ReasonState, Err: err}
+	b, err := r.json()
+	if err == nil {
+		err = os.MkdirAll(dir, 0o700)
 	}
-	return r.WriteFile(filepath.Join(dir, "record.json"))
+	if err == nil {
+		err = writeWhole(filepath.Join(dir, "record.json"), b)
+	}
+	if err != nil {
+		_ = os.Remove(dir) // what is empty was no run
+	}
+	return unwritten(err, f.state, "XDG_STATE_HOME")
 }
 
 // WriteFile writes the record to path, 0600, in one step: a reader sees the old
 // file or the new one. A link at path is replaced, not followed.
 func (r Record) WriteFile(path string) error {
 	b, err := r.json()
-	if err != nil {
-		return err
+	if err == nil {
+		err = writeWhole(path, b)
 	}
-	return writeWhole(path, b)
+	if err != nil {
+		return &Error{Reason: ReasonState, Err: err}
+	}
+	return nil
 }
 
 // WriteResult writes the record to a file whose place was taken before the run, as WriteFile does.
@@ -142,7 +152,7 @@ func (r Record) WriteResult(f *NewFile) error {
 func writeWhole(path string, b []byte) error {
 	tmp, err := os.CreateTemp(filepath.Dir(path), ".record-*")
 	if err != nil {
-		return &Error{Reason: ReasonState, Err: err}
+		return err
 	}
 	_, err = tmp.Write(b)
 	if cerr := tmp.Close(); err == nil {
@@ -153,9 +163,8 @@ func writeWhole(path string, b []byte) error {
 	}
 	if err != nil {
 		os.Remove(tmp.Name())
-		return &Error{Reason: ReasonState, Err: err}
 	}
-	return nil
+	return err
 }
 
 // phases measures a run's parts.
