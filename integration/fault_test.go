@@ -532,8 +532,11 @@ func (r *faulty) pause(t *testing.T, victim string) {
 	}
 }
 
-func processState(pid int) string {
-	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+func processState(pid int) string { return stateIn(fmt.Sprintf("/proc/%d/stat", pid)) }
+
+// stateIn is the state in the stat file of a process or thread, empty where that is gone.
+func stateIn(stat string) string {
+	b, err := os.ReadFile(stat)
 	if err != nil {
 		return ""
 	}

@@ -312,10 +312,10 @@ func TestKeeperKilled(t *testing.T) {
 
 // moves says whether a process has a thread that a SIGSTOP has not reached yet.
 func moves(pid int) bool {
-	threads, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/status", pid)) // the pattern is valid
-	return slices.ContainsFunc(threads, func(file string) bool {
-		b, err := os.ReadFile(file)
-		return err == nil && !bytes.Contains(b, []byte("\nState:\tT"))
+	threads, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid)) // the pattern is valid
+	return slices.ContainsFunc(threads, func(stat string) bool {
+		state := stateIn(stat)
+		return state != "" && state != "T"
 	})
 }
 

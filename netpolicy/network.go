@@ -127,7 +127,7 @@ func (p Policy) networkChains() []Chain {
 	targets = append(
 		// A socket can be bound to what the way made local; outside it is nobody's.
 		targets, PacketRule{Src: namePool, Action: Return},
-		PacketRule{Proto: "udp", DPort: 53, Action: Return}, PacketRule{Proto: "tcp", DPort: 53, Action: Return},
+		PacketRule{Proto: "udp", DPort: QuestionPort, Action: Return}, PacketRule{Proto: "tcp", DPort: QuestionPort, Action: Return},
 	)
 	filter := append(listeners.rules(PacketRule{New: true, Action: Drop}), listeners.rules(PacketRule{Action: Accept})...)
 	if r := p.Network.Resolver; r.IsValid() {
@@ -163,7 +163,7 @@ func (p Policy) networkChains6() []Chain {
 			targets = append(targets, PacketRule{Proto: protoICMPv6, ICMP: kind, Action: NoTrack})
 		}
 		targets = append(
-			targets, PacketRule{Proto: "udp", DPort: 53, Action: Return}, PacketRule{Proto: "tcp", DPort: 53, Action: Return},
+			targets, PacketRule{Proto: "udp", DPort: QuestionPort, Action: Return}, PacketRule{Proto: "tcp", DPort: QuestionPort, Action: Return},
 		)
 		targets = append(targets, p.targets(true)...)
 		filter = append(

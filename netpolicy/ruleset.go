@@ -157,8 +157,8 @@ func OpenRules(dnsPort, relayPort uint16) Ruleset {
 
 // trackedLimits are the rules that limit what is tracked.
 var trackedLimits = []PacketRule{
-	{Proto: "udp", DPort: 53, Limit: questionLimit, Action: Return},
-	{Proto: "udp", DPort: 53, Action: Drop},
+	{Proto: "udp", DPort: QuestionPort, Limit: questionLimit, Action: Return},
+	{Proto: "udp", DPort: QuestionPort, Action: Drop},
 	{Proto: "tcp", Syn: true, Limit: connectionLimit, Action: Return},
 	{Proto: "tcp", Syn: true, Action: Drop},
 }
@@ -181,8 +181,8 @@ func redirects(dnsPort, relayPort uint16) Chain {
 	return Chain{Table: "nat", Policy: Accept, Rules: []PacketRule{
 		{Dst: loopback4, Action: Return},
 		{Dst: host(SandboxAddr), Action: Return},
-		{Proto: "udp", DPort: 53, Action: Redirect, To: dnsPort},
-		{Proto: "tcp", DPort: 53, Action: Redirect, To: dnsPort},
+		{Proto: "udp", DPort: QuestionPort, Action: Redirect, To: dnsPort},
+		{Proto: "tcp", DPort: QuestionPort, Action: Redirect, To: dnsPort},
 		{Proto: "tcp", Action: Redirect, To: relayPort},
 	}}
 }

@@ -124,20 +124,8 @@ func (r Record) write(f folders) error {
 	return unwritten(err, f.state, "XDG_STATE_HOME")
 }
 
-// WriteFile writes the record to path, 0600, in one step: a reader sees the old
-// file or the new one. A link at path is replaced, not followed.
-func (r Record) WriteFile(path string) error {
-	b, err := r.json()
-	if err == nil {
-		err = writeWhole(path, b)
-	}
-	if err != nil {
-		return &Error{Reason: ReasonState, Err: err}
-	}
-	return nil
-}
-
-// WriteResult writes the record to a file whose place was taken before the run, as WriteFile does.
+// WriteResult writes the record to a file whose place was taken before the run, 0600, in one
+// step: a reader sees the old file or the new one. A link there is replaced, not followed.
 func (r Record) WriteResult(f *NewFile) error {
 	b, err := r.json()
 	if err == nil {

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"os"
 	"path/filepath"
@@ -51,5 +52,6 @@ func makeCopyRun(state, id, dir string) error {
 	rec := shim.Record{Version: shim.RecordVersion, ID: id, Start: now, End: now, Copy: &shim.CopyRecord{
 		Source: dir, Dev: sys.Dev, Ino: sys.Ino, UID: uint32(os.Getuid()), ProtectedNames: []string{".git"}, Synced: true,
 	}}
-	return errors.Join(shim.WriteBase(filepath.Join(run, "copy", "base"), base), rec.WriteFile(filepath.Join(run, "record.json")))
+	b, err := json.Marshal(rec)
+	return errors.Join(err, shim.WriteBase(filepath.Join(run, "copy", "base"), base), os.WriteFile(filepath.Join(run, "record.json"), b, 0o600))
 }
